@@ -1,0 +1,50 @@
+# The first target that needs it makes .venv and installs vitkit there; later ones find it done.
+SUITS = -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python $(SUITS) && echo $$python && exit; done; echo python3)
+BIN = .venv/bin
+INSTALLED = .venv/.installed
+
+# One thread per test process: two processes with a thread pool each would fight for the cores.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q --durations=10
+FAST = not slow and not gpu and not browser
+
+.PHONY: help test test-slow lint format quickstart clean
+
+help:
+	@echo "make test        set up .venv and run the fast tests"
+	@echo "make test-slow   run all tests that this machine can run"
+	@echo "make lint        check format, style and types"
+	@echo "make format      put files into the format"
+	@echo "make quickstart  print the table of models and classify two photos"
+	@echo "make clean       remove .venv and caches"
+
+test: $(INSTALLED)
+	@$(PYTEST) -m "$(FAST)"
+
+test-slow: $(INSTALLED)
+	@$(PYTEST)
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(INSTALLED)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+quickstart: $(INSTALLED)
+	@$(BIN)/vit models
+	@echo "Ti/16 without trained weights, on the photos that scikit-learn ships: a random model's guesses."
+	@$(BIN)/vit predict Ti/16 "$$($(BIN)/python -c 'import sklearn; print(sklearn.__path__[0])')/datasets/images"
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) $(SUITS) || { echo "vitkit needs Python 3.11, 3.12 or 3.13; $(PYTHON) is not: make test PYTHON=/path/to/python"; exit 2; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@echo "Installing vitkit into .venv: the first time takes minutes and about 6 GB"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@

@@ -1,0 +1,138 @@
+"""`vit` itself: help and completion without torch, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import vitkit
+from vitkit.cli import VERBS
+
+# An import of a module that is None here fails.
+BLOCKED = "import sys; sys.modules.update(dict.fromkeys(['torch', 'torchvision', 'numpy', 'matplotlib'])); "
+RUN = BLOCKED + "from vitkit.cli import main; sys.exit(main())"
+
+
+def run_without_torch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", RUN, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], *([verb, "--help"] for verb in VERBS)], ids=" ".join
+)
+def test_help_needs_no_torch(arguments: list[str]) -> None:
+    answer = run_without_torch(*arguments)
+    assert answer.returncode == 0, answer.stderr
+    assert "Usage: vit" in answer.stdout
+
+
+def test_models_needs_no_torch() -> None:
+    answer = run_without_torch("models", "B/16", "--json")
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_completion_needs_no_torch() -> None:
+    script = run_without_torch(_VIT_COMPLETE="source_bash")
+    assert script.returncode == 0, script.stderr
+    assert "_VIT_COMPLETE" in script.stdout
+    verbs = run_without_torch(_VIT_COMPLETE="complete_bash", COMP_WORDS="vit mod", COMP_CWORD="1")
+    assert verbs.stdout.split() == ["models"]
+    flags = run_without_torch(_VIT_COMPLETE="complete_bash", COMP_WORDS="vit models --", COMP_CWORD="2")
+    assert "--weights" in flags.stdout.split()
+
+
+def test_the_module_is_the_command() -> None:
+    answer = subprocess.run([sys.executable, "-m", "vitkit", "--version"], capture_output=True, text=True)
+    assert answer.stdout == f"vitkit {vitkit.__version__}\n"
+
+
+def test_every_verb_has_help() -> None:
+    for verb, function in VERBS.items():
+        assert function.__doc__, verb
+        assert function.__name__ == verb
+
+
+def test_help_lists_every_verb(vit) -> None:
+    answer = vit("--help")
+    assert answer.status == 0
+    assert all(f" {verb} " in answer.out for verb in VERBS)
+
+
+def test_no_verb_shows_the_help(vit) -> None:
+    answer = vit()
+    assert answer.status == 2
+    assert "Usage: vit" in answer.out + answer.err
+
+
+def test_unknown_verb_suggests_a_near_one(vit) -> None:
+    assert vit("modles") == (
+        2,
+        "",
+        "error: unknown verb 'modles'; did you mean 'models'? `vit --help` lists them all\n",
+    )
+
+
+def test_surplus_arguments_ask_for_quotes(vit) -> None:
+    answer = vit("models", "cct_a.py", "cct_b.py")
+    assert answer == (2, "", "error: unexpected argument 'cct_b.py'; if you used a pattern, quote it\n")
+
+
+def test_unknown_option_is_one_line(vit) -> None:
+    answer = vit("models", "--jsn")
+    assert answer.status == 2
+    assert answer.out == ""
+    assert answer.err.startswith("error: ")
+    assert "--json" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_input_error_is_one_line(vit) -> None:
+    answer = vit("models", "B/16x")
+    assert answer.status == 2
+    assert answer.out == ""
+    assert answer.err.startswith("error: unknown model 'B/16x'; did you mean ")
+
+
+def test_interrupt_is_130(vit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitkit.catalog.models", interrupt)
+    assert vit("models").status == 130
+
+
+def test_a_bug_is_not_hidden(vit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("vitkit.catalog.models", fail)
+    with pytest.raises(ZeroDivisionError):
+        vit("models")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_a_closed_pipe_is_quiet(flag: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    answer = subprocess.run(
+        [sys.executable, "-m", "vitkit", flag], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert answer.stderr == ""
+    assert answer.returncode == 1
+
+
+def test_odd_file_names_can_be_printed() -> None:
+    code = "import sys; from vitkit.cli import main; main(['--version']); print('\\udcff')"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert answer.returncode == 0
+    assert b"udcff" in answer.stdout

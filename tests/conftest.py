@@ -1,0 +1,39 @@
+"""What every test shares: no downloads, no windows, no colours, and `vit` as a function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "agg"
+os.environ["NO_COLOR"] = "1"
+
+# Cores are shared with other test processes, so that the time of one example says nothing.
+settings.register_profile("vitkit", deadline=None)
+settings.load_profile("vitkit")
+
+
+class Answer(NamedTuple):
+    """What a command answered."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def vit(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """Run a command in this process: `vit("models", "--json")`."""
+    from vitkit.cli import main
+
+    def run(*arguments: str) -> Answer:
+        capsys.readouterr()
+        status = main(list(arguments))
+        return Answer(status, *capsys.readouterr())
+
+    return run

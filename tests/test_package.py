@@ -1,0 +1,177 @@
+"""The frame of the package: light imports, one-way layers, versions written once."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vitkit
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "vitkit"
+
+# What each part of the package may import of the others, beside errors.
+LAYERS: dict[str, set[str]] = {
+    "config": set(),
+    "models": {"config"},
+    "cost": {"config", "models"},
+    "weights": {"config", "models", "cost"},
+    "data": {"config", "models"},
+    "predictor": {"config", "models", "weights", "data"},
+    "catalog": {"config", "models", "weights", "cost"},
+    "doctor": set(),
+}
+PEERS = {"timm", "transformers"}
+
+
+def parts() -> set[str]:
+    """Modules and packages right under vitkit/."""
+    folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    return folders | {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of all that a file imports, at its top, inside functions or for type checkers."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import: write it out"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def source_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_the_layers_run_one_way() -> None:
+    graphlib.TopologicalSorter(LAYERS).prepare()  # raises on a cycle
+
+
+def test_every_part_has_its_layer() -> None:
+    assert parts() - {"cli", "errors"} == LAYERS.keys()
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_keep_to_the_layers(path: Path) -> None:
+    part = part_of(path)
+    used = {name.split(".")[1] for name in imports(path) if name.startswith("vitkit.")} & parts()
+    if part == "__main__":
+        assert used == {"cli"}
+    elif part not in ("cli", "__init__"):
+        assert used <= LAYERS.get(part, set()) | {part, "errors"}
+    if part != "bench":
+        assert not PEERS & {name.split(".")[0] for name in imports(path)}
+
+
+def test_no_module_has_a_name_to_avoid() -> None:
+    names = {path.stem for path in source_files()} | {path.parent.name for path in source_files()}
+    assert not names & {"utils", "inspect", "profile"}
+
+
+def test_every_file_says_its_idea_on_line_one() -> None:
+    for path in source_files():
+        text = path.read_text(encoding="utf-8")
+        assert not text or text.startswith('"""'), path
+
+
+def run(code: str) -> str:
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return answer.stdout
+
+
+def test_import_is_light() -> None:
+    # Measured without torch, since vitkit's own import does not need it; after torch it can only be quicker.
+    code = "import sys, time; start = time.perf_counter(); import vitkit; "
+    code += "print(time.perf_counter() - start); assert 'torch' not in sys.modules"
+    assert statistics.median(float(run(code)) for _ in range(5)) < 0.050
+
+
+@pytest.mark.slow
+def test_import_is_light_over_torch() -> None:
+    code = (
+        "import torch, time; start = time.perf_counter(); import vitkit; print(time.perf_counter() - start)"
+    )
+    assert statistics.median(float(run(code)) for _ in range(5)) < 0.050
+
+
+def test_public_names_are_there() -> None:
+    for name in vitkit.__all__:
+        assert getattr(vitkit, name) is not None
+        assert name in dir(vitkit)
+    assert set(vitkit.__all__) == {*vitkit.PUBLIC, "__version__"}
+
+
+def test_modules_are_attributes() -> None:
+    code = "import vitkit; print(vitkit.cost.__name__, vitkit.models.names.__name__, 'doctor' in dir(vitkit))"
+    assert run(code).split() == ["vitkit.cost", "vitkit.models.names", "True"]
+
+
+def test_modules_keep_their_names_once_imported() -> None:
+    code = "import vitkit.cost, vitkit.doctor, vitkit; vitkit.create_model; "
+    code += "print(vitkit.cost.cost.__name__, vitkit.doctor.doctor.__name__)"
+    assert run(code).split() == ["cost", "doctor"]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'vitkit' has no attribute 'lode'"):
+        _ = vitkit.lode
+
+
+def test_versions_are_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert f"\nversion: {vitkit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert vitkit.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_constraints_are_versions_only() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert lines == sorted(lines, key=lambda line: line.split("=="))
+    for line in lines:
+        assert re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line), line
+        assert not line.startswith(("nvidia", "cuda", "triton")), f"{line}: torch brings what its build needs"
+
+
+def test_constraints_pin_what_make_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    direct = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert {re.split(r"[<>=]", line)[0].lower().replace("_", "-") for line in direct} <= pinned
+
+
+def test_no_second_lock_file() -> None:
+    assert not [
+        name for name in ("uv.lock", "poetry.lock", "setup.py", "setup.cfg") if (ROOT / name).exists()
+    ]
+
+
+def test_package_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_documentation_links_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index, page.name

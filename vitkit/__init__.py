@@ -1,0 +1,46 @@
+"""Vision Transformers, whole: the public names, each loaded on first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitkit.errors import InputError as InputError
+    from vitkit.models import create_model as create_model
+    from vitkit.models.names import list_models as list_models
+    from vitkit.predictor import load as load
+    from vitkit.predictor import predict as predict
+    from vitkit.weights.convert import convert as convert
+
+__version__ = "0.1.0"
+
+# Names that are also modules (cost, doctor, models) stay modules: vitkit.cost.cost(...).
+PUBLIC = {
+    "InputError": "vitkit.errors",
+    "convert": "vitkit.weights.convert",
+    "create_model": "vitkit.models",
+    "list_models": "vitkit.models.names",
+    "load": "vitkit.predictor",
+    "predict": "vitkit.predictor",
+}
+
+__all__ = ["InputError", "__version__", "convert", "create_model", "list_models", "load", "predict"]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+    import importlib.util
+
+    if name in PUBLIC:
+        value = getattr(importlib.import_module(PUBLIC[name]), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"vitkit.{name}"):
+        return importlib.import_module(f"vitkit.{name}")
+    raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    import pkgutil
+
+    return sorted({*__all__, *(module.name for module in pkgutil.iter_modules(__path__))})

@@ -1,0 +1,100 @@
+"""`vit`: a table of verbs, and what becomes of their errors. Nothing here or in the verbs' modules needs torch."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from vitkit.cli.convert import convert
+from vitkit.cli.cost import cost
+from vitkit.cli.doctor import doctor
+from vitkit.cli.models import models
+from vitkit.cli.output import note
+from vitkit.cli.predict import predict
+from vitkit.errors import InputError, did_you_mean
+
+VERBS: dict[str, Callable[..., None]] = {
+    "models": models,
+    "cost": cost,
+    "predict": predict,
+    "convert": convert,
+    "doctor": doctor,
+}
+
+
+class Verbs(TyperGroup):
+    """The group of verbs; an unknown one is answered with near ones."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing and args[0] not in self.commands:
+            hint = did_you_mean(args[0], self.commands) or ";"
+            raise InputError(f"unknown verb {args[0]!r}{hint} `vit --help` lists them all")
+        return super().resolve_command(ctx, args)
+
+
+class Verb(TyperCommand):
+    """One verb; surplus arguments most often come from a pattern that the shell expanded."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True
+        surplus = super().parse_args(ctx, args)
+        if surplus and not ctx.resilient_parsing:
+            raise InputError(f"unexpected argument {surplus[0]!r}; if you used a pattern, quote it")
+        return surplus
+
+
+app = typer.Typer(
+    cls=Verbs,
+    name="vit",
+    subcommand_metavar="VERB [ARGUMENTS]...",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for name, verb in VERBS.items():
+    app.command(name, cls=Verb)(verb)
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        from vitkit import __version__
+
+        print(f"vitkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def vit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Vision Transformers, whole."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold what the terminal can't show
+    try:
+        status = app(arguments, prog_name="vit", standalone_mode=False)
+        sys.stdout.flush()
+    except InputError as error:
+        note(f"error: {error}")
+        return 2
+    except typer.TyperException as error:
+        note(f"error: {error.format_message()}")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader went away; what is still buffered has no taker, so that the flush at exit must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status or 0

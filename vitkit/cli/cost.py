@@ -1,0 +1,144 @@
+"""`vit cost`: what a model costs, and the published figures beside ours."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import typer
+
+from vitkit.errors import InputError
+
+
+def cost(
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Names of models.")] = None,
+    image_size: Annotated[
+        str | None, typer.Option(metavar="N|HxW", help="Height and width of the images in pixels.")
+    ] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Width of the head; 0 leaves it out.")] = None,
+    images: Annotated[
+        int | None, typer.Option(help="Price the training on so many images, epochs included.")
+    ] = None,
+    table: Annotated[
+        Literal["sizes", "scaling"] | None, typer.Option(help="Print published figures beside ours instead.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Count parameters, multiply-adds, FLOPs and training memory: vit cost B/16 --image-size 384"""
+    from vitkit.cli.output import print_json
+    from vitkit.cost import cost as count
+    from vitkit.cost import table as published
+
+    if table:
+        if models or (image_size, num_classes, images) != (None, None, None):
+            raise InputError(f"--table {table} stands alone: leave out models and their flags")
+        result = published(table)
+        if json:
+            print_json(result)
+        elif table == "sizes":
+            print_sizes(result)
+        else:
+            print_scaling(result)
+        return
+    if not models:
+        raise InputError("no model named; try: vit cost B/16, or: vit cost --table sizes")
+    size = None if image_size is None else parse_size(image_size)
+    reports = [count(name, image_size=size, num_classes=num_classes, images=images) for name in models]
+    if json:
+        print_json(reports if len(reports) > 1 else reports[0])
+    else:
+        print_reports(reports)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Return (height, width) of 384 or 384x512."""
+    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text)
+    if not match:
+        raise InputError(
+            f"--image-size is {text!r}; expected pixels such as 384, or height x width as in 384x512"
+        )
+    return int(match[1]), int(match[2] or match[1])
+
+
+def print_reports(reports: list[dict[str, Any]]) -> None:
+    from vitkit.cli.output import print_table
+
+    parts = {part: None for report in reports for part, row in report["parts"].items() if row["macs"]}
+    rows = [
+        ["image", *("x".join(map(str, report["image_size"])) for report in reports)],
+        ["classes", *(f"{report['num_classes']:,}" for report in reports)],
+        ["parameters", *(f"{report['parameters']:,}" for report in reports)],
+        ["tokens", *(number(report["tokens"]) for report in reports)],
+        ["MACs", *(f"{report['macs']:,}" for report in reports)],
+    ]
+    for part in parts:
+        macs = (report["parts"].get(part, {}).get("macs") or None for report in reports)
+        rows.append([f"  {part.replace('_', ' ').replace('mlp', 'MLP')}", *map(number, macs)])
+    for label, key in (("GFLOPs", "flops"), ("  with element-wise", "flops_with_elementwise")):
+        rows.append([label, *(f"{report[key] / 1e9:,.3f}" for report in reports)])
+    for label, key in (
+        ("activations", "activation_bytes"),
+        ("checkpointed", "activation_bytes_checkpointed"),
+    ):
+        for precision in ("float32", "bfloat16"):
+            sizes = (f"{report[key][precision] / 2**20:,.1f} MiB" for report in reports)
+            rows.append([f"{label}, {precision}", *sizes])
+    if "exaflops" in reports[0]:
+        rows.append(
+            [
+                f"exaFLOPs, {reports[0]['images']:,} images",
+                *(f"{report['exaflops']:,.4g}" for report in reports),
+            ]
+        )
+    names = [report["model"] for report in reports]
+    caption = (
+        "For one image. MACs: multiply-adds of matrix products and convolutions. GFLOPs: 2 per MAC, and with "
+        "1 per element-wise operation. Activations: what training keeps for the backward pass; "
+        "checkpointed: block inputs and one whole block."
+    )
+    if "exaflops" in reports[0]:
+        caption += " exaFLOPs of training: 3 (forward and backward) x 2 per MAC x images."
+    print_table(None, ["", *names], rows, caption=caption, right=names)
+
+
+def print_sizes(result: dict[str, Any]) -> None:
+    from vitkit.cli.output import print_table
+
+    numbers = ["image", "parameters", "published", "GMACs", "GFLOPs", "with element-wise", "published GFLOPs"]
+    rows = [
+        [
+            row["model"],
+            str(row["image_size"][0]),
+            f"{row['parameters'] / 1e6:.1f}M",
+            row["published_parameters"],
+            f"{row['macs'] / 1e9:.{1 if row['macs'] > 1e9 else 2}f}",
+            f"{row['flops'] / 1e9:.{1 if row['flops'] > 1e9 else 2}f}",
+            "" if row["flops_with_elementwise"] is None else f"{row['flops_with_elementwise'] / 1e9:.1f}",
+            f"{row['published_gflops']:g}",
+            row["note"],
+        ]
+        for row in result["rows"]
+    ]
+    print_table(None, ["model", *numbers, "note"], rows, caption=result["convention"], right=numbers)
+
+
+def print_scaling(result: dict[str, Any]) -> None:
+    from vitkit.cli.output import print_table
+
+    numbers = ["epochs", "GMACs", "exaFLOPs", "published", "difference"]
+    rows = [
+        [
+            row["model"],
+            str(row["epochs"]),
+            f"{row['macs'] / 1e9:.2f}",
+            f"{row['exaflops']:,.1f}",
+            f"{row['published_exaflops']:,}",
+            f"{row['difference']:+.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    print_table(None, ["model", *numbers], rows, caption=result["convention"], right=numbers)
+
+
+def number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"

@@ -1,0 +1,57 @@
+"""`vit doctor`: what this machine offers, and what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show versions, devices, extras, the cache folder and the offline setting."""
+    from vitkit.cli.output import note, print_json
+    from vitkit.doctor import doctor as examine
+
+    findings = examine()
+    if json:
+        print_json(findings)
+    else:
+        print_findings(findings)
+    for problem in findings["problems"]:
+        note(f"problem: {problem}")
+    if findings["problems"]:
+        raise typer.Exit(1)
+
+
+def print_findings(findings: dict[str, Any]) -> None:
+    from vitkit.cli.output import print_table
+
+    gibibyte = 2**30
+    cpu, cuda, cache = findings["devices"]["cpu"], findings["devices"]["cuda"], findings["cache"]
+    facts = [(name, findings[name]) for name in ("vitkit", "python", "platform")]
+    facts += [(name, found or "missing") for name, found in findings["packages"].items()]
+    facts.append(("cpu", f"{cpu['name']}, {cpu['cores']} cores, torch uses {cpu['threads']} threads"))
+    facts += [
+        (
+            f"cuda:{index}",
+            f"{gpu['name']}, {gpu['memory_bytes'] / gibibyte:.0f} GiB, capability {gpu['capability']}",
+        )
+        for index, gpu in enumerate(cuda)
+    ] or [("cuda", "none")]
+    facts.append(("mps", "available" if findings["devices"]["mps"] else "none"))
+    if cache["folder"]:
+        facts.append(("cache folder", f"{cache['folder']}, {cache['free_bytes'] / gibibyte:.0f} GiB free"))
+        facts.append(
+            ("offline", "yes" if cache["offline"] else "no; HF_HUB_OFFLINE=1 switches downloads off")
+        )
+    print_table(None, ["what", "found"], [list(fact) for fact in facts])
+    print_table(
+        None,
+        ["extra", "missing", "to install"],
+        [
+            [extra, " ".join(state["missing"]) or "nothing", state["install"] if state["missing"] else ""]
+            for extra, state in findings["extras"].items()
+        ],
+    )

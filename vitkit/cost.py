@@ -1,0 +1,574 @@
+"""What a model costs: parameters, MACs, FLOPs and activation memory, by exact arithmetic on its config.
+
+A MAC is one multiply-add of a matrix product or convolution. An element-wise operation is one output element
+of a bias, activation, norm, softmax, residual addition, scale or pooling; adding positions isn't counted, as
+in the published figures. Both are counts for the forward pass of one image.
+
+Activation memory is what autograd keeps of one image for the backward pass, in eager PyTorch with fused
+attention and every dropout off: each further image of a batch adds this much. The image itself, the loss and
+whatever is kept once per batch (weights and what is made of them alone) aren't in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+from vitkit.errors import InputError
+from vitkit.models.configs import (
+    CompactConfig,
+    HybridConfig,
+    ModelConfig,
+    ResNetConfig,
+    Size,
+    ViTConfig,
+)
+from vitkit.models.names import model_config
+
+Sides = tuple[int, int]
+
+GROUPS = 32  # of every GroupNorm
+PRECISIONS = {"float32": 4, "bfloat16": 2}  # bytes per activation
+JFT_IMAGES = 303_000_000
+
+# Figures in circulation: parameters, GFLOPs, and the model and classes whose parameters they are.
+PUBLISHED_VITS = (
+    ("B/16", "86M", 35.2, "B/16", 0),
+    ("L/16", "307M", 123.2, "L/32", 1000),
+    ("H/14", "632M", 334.8, "H/14", 1000),
+)
+# torchvision's name, image size, quoted parameters, quoted GFLOPs with a multiply-add as one.
+PUBLISHED_EFFICIENTNETS = (
+    ("EfficientNet-B0", "efficientnet_b0", 224, "5.3M", 0.4),
+    ("EfficientNet-B7", "efficientnet_b7", 600, "66M", 37.0),
+)
+# The ViT paper's table 6: model, epochs of JFT-300M, exaFLOPs.
+PUBLISHED_SCALING = (
+    ("B/32", 7, 55),
+    ("B/16", 7, 224),
+    ("L/32", 7, 196),
+    ("L/16", 7, 783),
+    ("L/16", 14, 1567),
+    ("H/14", 14, 4262),
+    ("BiT-R50x1", 7, 50),
+    ("BiT-R50x2", 7, 199),
+    ("BiT-R101x1", 7, 96),
+    ("BiT-R152x1", 7, 141),
+    ("BiT-R152x2", 7, 563),
+    ("BiT-R152x2", 14, 1126),
+    ("BiT-R200x3", 14, 3306),
+    ("R50+B/32", 7, 106),
+    ("R50+B/16", 7, 274),
+    ("R50+L/32", 7, 246),
+    ("R50+L/16", 7, 859),
+    ("R50+L/16", 14, 1668),
+)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One layer's share of the cost, for one image."""
+
+    part: str
+    "The row of the report that it belongs to."
+    parameters: int = 0
+    macs: int = 0
+    elementwise: int = 0
+    saved: int = 0
+    "Elements kept for the backward pass in the precision of the activations."
+    saved_bytes: int = 0
+    "Bytes kept whatever the precision: norm statistics, log-sum-exp, max-pool indices."
+
+
+@dataclass(frozen=True)
+class Section:
+    """A run of operations, repeated; a checkpointed one keeps only its input until its backward pass."""
+
+    operations: tuple[Operation, ...]
+    repeats: int = 1
+    block_input: int | None = None
+    "Elements of the input, where the section is a block that checkpointing can recompute."
+
+    def saved_bytes(self, element_bytes: int) -> int:
+        return sum(item.saved * element_bytes + item.saved_bytes for item in self.operations)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one image's forward pass, and what training keeps of it."""
+
+    tokens: int | None
+    "Tokens in the encoder; a ResNet has none."
+    sections: tuple[Section, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters."""
+        return sum(part["parameters"] for part in self.parts.values())
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of matrix products and convolutions."""
+        return sum(part["macs"] for part in self.parts.values())
+
+    @property
+    def elementwise(self) -> int:
+        """Element-wise operations."""
+        return sum(part["elementwise"] for part in self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, dict[str, int]]:
+        """Parameters, MACs and element-wise operations of each part."""
+        parts: dict[str, dict[str, int]] = {}
+        for section in self.sections:
+            for item in section.operations:
+                part = parts.setdefault(item.part, {"parameters": 0, "macs": 0, "elementwise": 0})
+                for name in part:
+                    part[name] += section.repeats * getattr(item, name)
+        return parts
+
+    def activation_bytes(self, element_bytes: int, *, checkpointed: bool = False) -> int:
+        """Bytes kept for the backward pass; checkpointed, each block keeps its input and the largest is whole."""
+        total, largest = 0, 0
+        for section in self.sections:
+            saved = section.saved_bytes(element_bytes)
+            if checkpointed and section.block_input is not None:
+                block_input = section.block_input * element_bytes
+                total += section.repeats * block_input
+                largest = max(largest, saved - block_input)
+            else:
+                total += section.repeats * saved
+        return total + largest
+
+
+def cost(
+    model: str,
+    *,
+    image_size: Size | None = None,
+    num_classes: int | None = None,
+    images: int | None = None,
+) -> dict[str, Any]:
+    """Return what a named model costs per image, and the exaFLOPs of training on a number of images."""
+    if "@" in model or os.path.exists(model):
+        raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
+    if images is not None and images < 1:
+        raise InputError(f"images must be at least 1, not {images}")
+    given = {"image_size": image_size, "num_classes": num_classes}
+    config = model_config(model, **{name: value for name, value in given.items() if value is not None})
+    found = cost_of(config)
+    report: dict[str, Any] = {
+        "model": model,
+        "image_size": list(config.size),
+        "num_classes": config.num_classes,
+        "parameters": found.parameters,
+        "tokens": found.tokens,
+        "macs": found.macs,
+        "flops": 2 * found.macs,
+        "flops_with_elementwise": 2 * found.macs + found.elementwise,
+        "parts": found.parts,
+        "activation_bytes": {name: found.activation_bytes(size) for name, size in PRECISIONS.items()},
+        "activation_bytes_checkpointed": {
+            name: found.activation_bytes(size, checkpointed=True) for name, size in PRECISIONS.items()
+        },
+    }
+    if images is not None:
+        report |= {"images": images, "exaflops": training_exaflops(found.macs, images)}
+    return report
+
+
+def cost_of(config: ModelConfig) -> Cost:
+    """Return the cost of the model that a configuration describes."""
+    if isinstance(config, ViTConfig):
+        return Cost(config.num_tokens, tuple(_vit(config)))
+    if isinstance(config, CompactConfig):
+        return Cost(config.num_tokens, tuple(_compact(config)))
+    assert isinstance(config, ResNetConfig)
+    return Cost(None, tuple(_resnet(config)))
+
+
+def training_exaflops(macs: int, images: int) -> float:
+    """Return the exaFLOPs of training on so many images: forward, and backward at twice its price."""
+    return 3 * 2 * macs * images / 1e18
+
+
+def table(which: Literal["sizes", "scaling"]) -> dict[str, Any]:
+    """Return published figures beside ours: model sizes in circulation, or the ViT paper's scaling study."""
+    if which == "sizes":
+        convention = (
+            "one image, 1000 classes; ViT figures count 2 FLOPs per multiply-add and 1 per element-wise "
+            "operation, EfficientNet figures 1 per multiply-add"
+        )
+        return {"table": which, "convention": convention, "rows": [*_vit_sizes(), *_efficientnet_sizes()]}
+    if which == "scaling":
+        convention = (
+            "exaFLOPs of pre-training at 224: 3 (forward and backward) x 2 per multiply-add x epochs "
+            "x 303 million images"
+        )
+        return {"table": which, "convention": convention, "rows": list(_scaling_rows())}
+    raise InputError(f"unknown table {which!r}; expected 'sizes' or 'scaling'")
+
+
+def _vit_sizes() -> Iterator[dict[str, Any]]:
+    for name, published, gflops, behind, num_classes in PUBLISHED_VITS:
+        config = model_config(name)
+        found = cost_of(config)
+        counted = cost_of(model_config(behind, num_classes=num_classes)).parameters
+        head = f"with {num_classes} classes" if num_classes else "without its head"
+        yield {
+            "model": name,
+            "image_size": list(config.size),
+            "parameters": found.parameters,
+            "macs": found.macs,
+            "flops": 2 * found.macs,
+            "flops_with_elementwise": 2 * found.macs + found.elementwise,
+            "published_parameters": published,
+            "published_gflops": gflops,
+            "note": f"{published} is {behind} {head}: {counted:,}",
+        }
+
+
+def _efficientnet_sizes() -> Iterator[dict[str, Any]]:
+    """Count torchvision's models on the meta device: nothing is computed or downloaded."""
+    import torch
+    import torchvision
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for name, builder, side, published, gflops in PUBLISHED_EFFICIENTNETS:
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            model = torchvision.models.get_model(builder).eval()
+            model(torch.empty(1, 3, side, side))
+        flops = counter.get_total_flops()
+        yield {
+            "model": name,
+            "image_size": [side, side],
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "macs": flops // 2,
+            "flops": flops,
+            "flops_with_elementwise": None,
+            "published_parameters": published,
+            "published_gflops": gflops,
+            "note": f"{gflops:g} counts a multiply-add once, as our GMACs do",
+        }
+
+
+def _scaling_rows() -> Iterator[dict[str, Any]]:
+    for name, epochs, published in PUBLISHED_SCALING:
+        macs = cost_of(model_config(name)).macs
+        exaflops = training_exaflops(macs, epochs * JFT_IMAGES)
+        yield {
+            "model": name,
+            "epochs": epochs,
+            "macs": macs,
+            "exaflops": exaflops,
+            "published_exaflops": published,
+            "difference": exaflops / published - 1,
+        }
+
+
+def _vit(config: ViTConfig) -> Iterator[Section]:
+    width, tokens, patches = config.width, config.num_tokens, config.num_patches
+    channels, reads = config.channels, 0  # the image itself isn't counted
+    if isinstance(config, HybridConfig):
+        yield from _hybrid_backbone(config)
+        channels = config.backbone_channels
+        reads = channels * prod(config.cells)
+    embedding = _linear("patch_embedding", patches, channels * config.patch**2, width, saved=reads)
+    prefix = Operation("tokens", parameters=config.num_prefix * width)
+    yield Section((embedding, prefix, Operation("positions", parameters=_position_parameters(config))))
+    block = _encoder_block(
+        tokens,
+        width,
+        config.heads,
+        config.mlp_width,
+        layer_scale=config.layer_scale is not None,
+        relative=config.positions == "relative",
+    )
+    yield replace(block, repeats=config.depth)
+    yield Section(tuple(_vit_head(config)))
+
+
+def _position_parameters(config: ViTConfig) -> int:
+    layers = config.depth if config.positions_at == "every_layer" else 1
+    if config.positions == "learned":
+        rows = config.num_tokens if config.prefix_positions else config.num_patches
+        return layers * rows * config.width
+    if config.positions == "learned_2d":
+        return layers * sum(config.grid) * (config.width // 2)
+    return 0
+
+
+def _vit_head(config: ViTConfig) -> Iterator[Operation]:
+    width, tokens = config.width, config.num_tokens
+    rows = tokens if config.pool == "none" else 1
+    # What reads the pooled features keeps them; the class token is a view that keeps its whole sequence.
+    kept = tokens * width if config.pool in ("token", "none") else width
+    if config.final_norm == "tokens":
+        yield _layer_norm(tokens, width)
+    match config.pool:
+        case "mean":
+            yield Operation("pool", elementwise=width)
+        case "map":
+            yield from _map_pool(tokens, width, config.heads, config.mlp_width)
+        case "seqpool":
+            yield from _sequence_pool(tokens, width)
+    if config.final_norm == "pooled":
+        yield _layer_norm(1, width, saved=kept)
+        kept = width
+    if config.pre_logits:
+        yield _linear("pre_logits", rows, width, config.pre_logits, saved=kept)
+        kept = rows * config.pre_logits  # the result of tanh, which its own backward pass needs as well
+        yield Operation("pre_logits", elementwise=kept, saved=0 if config.num_classes else kept)
+    yield _head(rows, config, saved=kept)
+
+
+def _compact(config: CompactConfig) -> Iterator[Section]:
+    width, tokens = config.width, config.num_tokens
+    yield Section(tuple(_tokenizer(config)))
+    table = tokens * width if config.positions == "learned" else 0
+    prefix = Operation("tokens", parameters=config.num_prefix * width)
+    yield Section((prefix, Operation("positions", parameters=table)))
+    block = _encoder_block(tokens, width, config.heads, config.mlp_width, qkv_bias=False)
+    yield replace(block, repeats=config.depth)
+    pooled = tuple(_sequence_pool(tokens, width)) if config.pool == "seqpool" else ()
+    kept = width if pooled else tokens * width
+    yield Section((_layer_norm(tokens, width), *pooled, _head(1, config, saved=kept)))
+
+
+def _tokenizer(config: CompactConfig) -> Iterator[Operation]:
+    part = "patch_embedding"
+    if config.tokenizer == "patches":
+        yield _linear(part, prod(config.grid), config.channels * config.kernel**2, config.width, saved=0)
+        return
+    channels, size, saved = config.channels, config.size, 0
+    for index in range(config.convolutions):
+        out = config.width if index == config.convolutions - 1 else 64
+        rows, columns = (
+            (side + 2 * config.conv_padding - config.kernel) // config.conv_stride + 1 for side in size
+        )
+        yield _conv(rows * columns, channels, out, config.kernel, part=part, saved=saved)
+        yield _relu(rows * columns * out, part=part)  # also the max-pool's input
+        size = _half((rows, columns))
+        channels, saved = out, prod(size) * out
+        yield _max_pool(saved, part=part)
+
+
+def _hybrid_backbone(config: HybridConfig) -> Iterator[Section]:
+    """The ResNet under a hybrid; SAME padding makes a copy of what it pads."""
+    channels = config.backbone_width
+    halves = _half(config.size)
+    quarters = _half(halves)
+    root = _conv(
+        prod(halves), config.channels, channels, 7, saved=_padded(config.size, 7, 2) * config.channels
+    )
+    pool = _max_pool(prod(quarters) * channels, saved=_padded(halves, 3, 2) * channels)
+    yield Section((root, _group_norm(prod(halves), channels), _relu(prod(halves) * channels), pool))
+    yield from _stages(config.backbone_units, channels, quarters, _unit_after)
+
+
+def _resnet(config: ResNetConfig) -> Iterator[Section]:
+    channels = 64 * config.width_factor
+    rows, columns = _half(config.size)
+    size = _half((rows, columns))
+    root = _conv(rows * columns, config.channels, channels, 7)
+    pool = _max_pool(prod(size) * channels, saved=(rows + 2) * (columns + 2) * channels)
+    yield Section((root, pool))
+    yield from _stages(config.units, channels, size, _unit_before)
+    for _ in config.units[1:]:
+        size = _half(size)
+    cells, channels = prod(size), config.num_features
+    mean = Operation("pool", elementwise=channels)
+    yield Section(
+        (_group_norm(cells, channels), _relu(cells * channels), mean, _head(1, config, saved=channels))
+    )
+
+
+def _stages(
+    units: tuple[int, ...], channels: int, size: Sides, unit: Callable[[int, int, Sides, int], Section]
+) -> Iterator[Section]:
+    """The residual units: each stage doubles the channels, and all but the first halve the sides."""
+    middle = channels
+    for stage, count in enumerate(units):
+        yield unit(channels, middle, size, 2 if stage else 1)
+        channels, size = 4 * middle, _half(size) if stage else size
+        if count > 1:
+            yield replace(unit(channels, middle, size, 1), repeats=count - 1)
+        middle *= 2
+
+
+def _unit_after(channels: int, middle: int, size: Sides, stride: int) -> Section:
+    """A hybrid's bottleneck, normalised after each convolution; its last ReLU is kept by its reader."""
+    before, after, out = prod(size), prod(_half(size) if stride == 2 else size), 4 * middle
+    operations = [
+        _conv(before, channels, middle, 1, saved=before * channels),
+        _group_norm(before, middle),
+        _relu(before * middle),
+        _conv(after, middle, middle, 3, saved=_padded(size, 3, stride) * middle),
+        _group_norm(after, middle),
+        _relu(after * middle),
+        _conv(after, middle, out, 1),
+        _group_norm(after, out),
+        Operation("backbone", elementwise=2 * after * out),  # residual and ReLU
+    ]
+    if channels != out:  # the first unit of a stage projects its shortcut
+        operations += [_conv(after, channels, out, 1), _group_norm(after, out)]
+    return Section(tuple(operations))
+
+
+def _unit_before(channels: int, middle: int, size: Sides, stride: int) -> Section:
+    """BiT's bottleneck, normalised before each convolution."""
+    before, after, out = prod(size), prod(_half(size) if stride == 2 else size), 4 * middle
+    operations = [
+        _group_norm(before, channels),
+        _relu(before * channels),
+        _conv(before, channels, middle, 1),
+        _group_norm(before, middle),
+        _relu(before * middle),
+        _conv(after, middle, middle, 3),
+        _group_norm(after, middle),
+        _relu(after * middle),
+        _conv(after, middle, out, 1),
+        Operation("backbone", elementwise=after * out),  # residual
+    ]
+    if channels != out:  # the first unit of a stage projects its shortcut
+        operations.append(_conv(after, channels, out, 1))
+    return Section(tuple(operations), block_input=before * channels)
+
+
+def _encoder_block(
+    tokens: int,
+    width: int,
+    heads: int,
+    mlp_width: int,
+    *,
+    qkv_bias: bool = True,
+    layer_scale: bool = False,
+    relative: bool = False,
+) -> Section:
+    residual = [Operation("residual", elementwise=tokens * width)]
+    if layer_scale:
+        scale = Operation("layer_scale", width, elementwise=tokens * width, saved=tokens * width)
+        residual.insert(0, scale)
+    operations = (
+        _layer_norm(tokens, width),
+        _linear("qkv", tokens, width, 3 * width, bias=qkv_bias),
+        *([_relative_logits(tokens, width, heads)] if relative else []),
+        _attention("attention", tokens, tokens, width, heads, saved=3 * tokens * width),
+        _linear("projection", tokens, width, width),
+        *residual,
+        _layer_norm(tokens, width),
+        *_mlp("mlp", tokens, width, mlp_width),
+        *residual,
+    )
+    return Section(operations, block_input=tokens * width)
+
+
+def _map_pool(tokens: int, width: int, heads: int, mlp_width: int) -> tuple[Operation, ...]:
+    return (
+        Operation("pool", parameters=width),  # the probe
+        _linear("pool", 1, width, width, saved=0),  # its query is the same for all images
+        _linear("pool", tokens, width, 2 * width),
+        _attention("pool", 1, tokens, width, heads, saved=2 * tokens * width),
+        _linear("pool", 1, width, width),
+        replace(_layer_norm(1, width), part="pool"),
+        *_mlp("pool", 1, width, mlp_width),
+        Operation("pool", elementwise=width),  # residual
+    )
+
+
+def _sequence_pool(tokens: int, width: int) -> tuple[Operation, ...]:
+    return (
+        _linear("pool", tokens, width, 1),
+        Operation("pool", elementwise=tokens, saved=tokens),  # softmax
+        Operation("pool", macs=tokens * width),
+    )
+
+
+def _attention(part: str, queries: int, keys: int, width: int, heads: int, *, saved: int) -> Operation:
+    """Fused attention keeps queries, keys, values and a log-sum-exp per query; its reader keeps the rest."""
+    scores = heads * queries * keys
+    return Operation(
+        part,
+        macs=2 * queries * keys * width,
+        elementwise=scores,
+        saved=saved,
+        saved_bytes=4 * heads * queries,
+    )
+
+
+def _relative_logits(tokens: int, width: int, heads: int) -> Operation:
+    """Queries against the key of each offset; all its logits are kept, and those that attention adds."""
+    offsets, scores = 2 * tokens - 1, heads * tokens * tokens
+    return Operation(
+        "attention",
+        parameters=offsets * (width // heads),
+        macs=tokens * offsets * width,
+        elementwise=scores,
+        saved=tokens * width + heads * tokens * offsets + scores,
+    )
+
+
+def _mlp(part: str, rows: int, width: int, hidden: int) -> tuple[Operation, ...]:
+    gelu = Operation(part, elementwise=rows * hidden, saved=rows * hidden)
+    return _linear(part, rows, width, hidden), gelu, _linear(part, rows, hidden, width)
+
+
+def _head(rows: int, config: ViTConfig | CompactConfig | ResNetConfig, *, saved: int) -> Operation:
+    if not config.num_classes:
+        return Operation("head")
+    return _linear("head", rows, config.num_features, config.num_classes, saved=saved)
+
+
+def _linear(
+    part: str, rows: int, inputs: int, outputs: int, *, bias: bool = True, saved: int | None = None
+) -> Operation:
+    """A dense layer keeps its input, unless `saved` says otherwise."""
+    return Operation(
+        part,
+        parameters=inputs * outputs + bias * outputs,
+        macs=rows * inputs * outputs,
+        elementwise=bias * rows * outputs,
+        saved=rows * inputs if saved is None else saved,
+    )
+
+
+def _layer_norm(rows: int, width: int, *, saved: int | None = None) -> Operation:
+    """A LayerNorm keeps its input, and mean and deviation of each row."""
+    kept = rows * width if saved is None else saved
+    return Operation("norm", 2 * width, elementwise=rows * width, saved=kept, saved_bytes=8 * rows)
+
+
+def _conv(
+    cells: int, channels: int, outputs: int, kernel: int, *, part: str = "backbone", saved: int = 0
+) -> Operation:
+    """A convolution without bias; `saved` counts its input where nothing else keeps it."""
+    weights = channels * outputs * kernel**2
+    return Operation(part, parameters=weights, macs=cells * weights, saved=saved)
+
+
+def _group_norm(cells: int, channels: int) -> Operation:
+    """A GroupNorm keeps its input, and mean and deviation of each group."""
+    elements = cells * channels
+    return Operation("backbone", 2 * channels, elementwise=elements, saved=elements, saved_bytes=8 * GROUPS)
+
+
+def _relu(elements: int, *, part: str = "backbone") -> Operation:
+    """A ReLU keeps its output, which the convolution behind it keeps as well."""
+    return Operation(part, elementwise=elements, saved=elements)
+
+
+def _max_pool(outputs: int, *, part: str = "backbone", saved: int = 0) -> Operation:
+    """A max-pool keeps its input and the place of each maximum as a 64-bit number."""
+    return Operation(part, elementwise=outputs, saved=saved, saved_bytes=8 * outputs)
+
+
+def _half(size: Sides) -> Sides:
+    """The sides after a stride of 2; every padding here rounds up."""
+    return -(-size[0] // 2), -(-size[1] // 2)
+
+
+def _padded(size: Sides, kernel: int, stride: int) -> int:
+    """Cells of a map after TensorFlow's SAME padding."""
+    return prod(max(side, (-(-side // stride) - 1) * stride + kernel) for side in size)

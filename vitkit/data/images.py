@@ -1,0 +1,214 @@
+"""From image files, arrays and tensors to model inputs, bit for bit as timm and torchvision prepare them."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from vitkit.errors import InputError
+from vitkit.models.configs import Preprocessing
+
+ImageFile = str | os.PathLike[str] | bytes | Image.Image
+ImageSource = ImageFile | np.ndarray | Tensor
+
+# HEIC is found so that it is reported; Pillow alone can't read it.
+EXTENSIONS = frozenset(
+    ".avif .bmp .gif .heic .heif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()
+)
+# Only plain pictures: Pillow's EPS reader, for one, runs Ghostscript on whatever the file says.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+
+_ORIENTATION = 0x0112  # EXIF tag
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# Pillow loads an image on first use; one image given twice must not load in two threads at once.
+_given_image = threading.Lock()
+
+
+def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """List files as given, and all image files in folders, at any depth, sorted, without hidden ones."""
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            images = sorted(_images_below(path))
+            if not images:
+                raise InputError(f"no images in {path}: looked for {' '.join(sorted(EXTENSIONS))}")
+            found += images
+        elif path.exists():
+            found.append(path)
+        else:
+            raise InputError(f"no such file or folder: {path}")
+    return found
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise InputError(f"cannot list {error.filename}: {error.strerror}")
+
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS:
+                yield Path(parent, name)
+
+
+def read_image(source: ImageFile) -> Image.Image:
+    """Return a file, bytes or a PIL image as RGB: upright, first frame, 16 bits scaled, clear parts white."""
+    if not isinstance(source, str | os.PathLike | bytes | Image.Image):
+        raise InputError(
+            f"an image is a path, bytes, a PIL image, an array or a tensor, not {type(source).__name__}"
+        )
+    try:
+        if isinstance(source, Image.Image):
+            with _given_image:
+                return _upright_rgb(source)
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(file, formats=FORMATS) as image:
+            return _upright_rgb(image)
+    except Exception as error:  # a broken file can raise anything in Pillow's decoders
+        raise InputError(f"cannot read {_name(source)}: {_reason(source, error)}") from error
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    try:
+        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # broken EXIF data says nothing about the pixels
+        turn = None
+    if image.mode.startswith("I") or image.mode == "F":
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        colours = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours)
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    return image if turn is None else image.transpose(turn)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit integers and floats from 0 to 1 to 8 bits; Pillow's own conversion clips them."""
+    values = np.asarray(image).astype(np.float64)
+    top = 1 if image.mode == "F" else 65535
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= top):
+        raise ValueError(f"its values run from {low:g} to {high:g}, expected 0 to {top}")
+    return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
+
+
+def _name(source: ImageFile) -> str:
+    if isinstance(source, bytes):
+        return "the image's bytes"
+    if isinstance(source, Image.Image):
+        return getattr(source, "filename", "") or "the PIL image"
+    return os.fspath(source)
+
+
+def _reason(source: ImageFile, error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        empty = not source if isinstance(source, bytes) else os.path.getsize(_name(source)) == 0
+        return "it is empty" if empty else f"it is not an image in a known format ({', '.join(FORMATS)})"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{error} Make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+def prepare(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
+    """Return the model's input, float (channels, height, width).
+
+    Arrays are (height, width[, channels]), tensors ([channels,] height, width): uint8, or float from 0 to 1,
+    which is rounded to 8 bits first, so that an image gives the same input in any form.
+    """
+    channels = len(preprocessing.mean)
+    if isinstance(source, np.ndarray | Tensor):
+        images = _bands(source, channels)
+    elif channels in (1, 3):
+        image = read_image(source)
+        images = [image.convert("L") if channels == 1 else image]
+    else:
+        raise InputError(
+            f"the model takes {channels} channels, an image file has 1 or 3: give arrays or tensors"
+        )
+    pixels = np.dstack([np.asarray(fit(image, preprocessing)) for image in images])
+    # In NumPy: PyTorch would start a pool of its own in each thread that prepares images.
+    values = pixels.transpose(2, 0, 1).astype(np.float32, order="C")  # (channels, height, width)
+    values /= 255
+    values -= np.array(preprocessing.mean, np.float32)[:, None, None]
+    values /= np.array(preprocessing.std, np.float32)[:, None, None]
+    return torch.from_numpy(values)
+
+
+def fit(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """Resize to the model's input, or resize the shorter side and cut out the centre."""
+    height, width = preprocessing.size
+    resized_height, resized_width = _resized(image.height, image.width, preprocessing)
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit and resized_height * resized_width > limit:
+        raise InputError(
+            f"an image of {image.height}x{image.width} pixels is too long and thin: "
+            f"it would be resized to {resized_height}x{resized_width}"
+        )
+    resample = Image.Resampling[preprocessing.interpolation.upper()]
+    image = image.resize((resized_width, resized_height), resample)
+    top, left = round((resized_height - height) / 2), round((resized_width - width) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+def _resized(height: int, width: int, preprocessing: Preprocessing) -> tuple[int, int]:
+    """Height and width before the crop, with the roundings of torchvision (square) and timm (not square)."""
+    if preprocessing.crop_fraction is None:
+        return preprocessing.size
+    rows, columns = (math.floor(side / preprocessing.crop_fraction) for side in preprocessing.size)
+    if rows == columns:
+        return (int(rows * height / width), rows) if width <= height else (rows, int(rows * width / height))
+    ratio = min(height / rows, width / columns)
+    return round(height / ratio), round(width / ratio)
+
+
+def _bands(source: np.ndarray | Tensor, channels: int) -> list[Image.Image]:
+    """Return an array or tensor as one PIL image, or as one per channel where PIL has no such mode."""
+    array, shape = source, tuple(source.shape)
+    if isinstance(array, Tensor):
+        array = array.detach().cpu()
+        array = (array.float() if array.is_floating_point() else array).numpy()
+        array = np.moveaxis(array, 0, -1) if array.ndim == 3 else array
+    array = array[..., None] if array.ndim == 2 else array  # (height, width, channels)
+    accepted = (1, 3) if channels in (1, 3) else (channels,)
+    if array.ndim != 3 or array.size == 0 or array.shape[-1] not in accepted:
+        counts = " or ".join(map(str, accepted))
+        if isinstance(source, Tensor):
+            expected = f"a tensor is (channels, height, width) with {counts} channels"
+        else:
+            expected = f"an array is (height, width, channels) with {counts} channels"
+        raise InputError(f"an image has shape {shape}; {expected}")
+    if array.dtype.kind == "f":
+        if not (array.min() >= 0 and array.max() <= 1):
+            raise InputError(
+                f"a float image has values from {array.min():g} to {array.max():g}; expected 0 to 1"
+            )
+        array = np.rint(array * 255).astype(np.uint8)  # what it was before it was divided by 255
+    if array.dtype != np.uint8:
+        raise InputError(f"an image has type {array.dtype}; expected uint8, or float from 0 to 1")
+    if channels not in (1, 3):
+        return [Image.fromarray(band) for band in np.moveaxis(array, -1, 0)]
+    image = Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
+    return [image.convert("L" if channels == 1 else "RGB")]

@@ -1,0 +1,140 @@
+"""What this machine offers vitkit: versions, devices, extras, the cache folder. Trouble is reported, not raised."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import shutil
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vitkit import __version__
+
+# Distributions whose module has another name.
+MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+
+REQUIREMENT = re.compile(r"""([\w.-]+)[^;]*(?:;.*extra\s*==\s*["']([\w-]+)["'])?""")
+
+
+def doctor() -> dict[str, Any]:
+    """Return what `vit doctor --json` prints; `problems` is empty when all is well."""
+    problems: list[str] = []
+    core, extras = requirements(problems)
+    return {
+        "vitkit": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: package(name, problems) for name in core},
+        "devices": devices(problems),
+        "extras": {extra: extra_state(extra, names) for extra, names in extras.items()},
+        "cache": cache(problems),
+        "problems": problems,
+    }
+
+
+def requirements(problems: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the distributions vitkit needs, and those of each extra, as its own metadata states them."""
+    try:
+        lines = metadata.requires("vitkit") or []
+    except metadata.PackageNotFoundError:
+        problems.append("vitkit is not installed, so its requirements are unknown: pip install -e .")
+        return [], {}
+    core: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for line in lines:
+        match = REQUIREMENT.match(line)
+        assert match, line
+        name, extra = match.groups()
+        (extras.setdefault(extra, []) if extra else core).append(name.lower())
+    return core, extras
+
+
+def version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def package(name: str, problems: list[str]) -> str | None:
+    """Return the version of a distribution vitkit needs, if it is there; note it when its import fails."""
+    found = version(name)
+    if found is None:
+        problems.append(f"{name} is missing: pip install {name}")
+    else:
+        import_or_note(MODULES.get(name, name.replace("-", "_")), problems)
+    return found
+
+
+def import_or_note(module: str, problems: list[str]) -> Any:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a broken package may raise anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        problem = f"{module} can't be imported: {reason}"
+        if problem not in problems:
+            problems.append(problem)
+        return None
+
+
+def extra_state(extra: str, names: list[str]) -> dict[str, Any]:
+    versions = {name: version(name) for name in names}
+    missing = [name for name, found in versions.items() if found is None]
+    return {"packages": versions, "missing": missing, "install": f'pip install "vitkit[{extra}]"'}
+
+
+def devices(problems: list[str]) -> dict[str, Any]:
+    """Return what models can run on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found: dict[str, Any] = {
+        "cpu": {"name": cpu_name(), "cores": cores, "threads": None},
+        "cuda": [],
+        "mps": False,
+    }
+    torch = import_or_note("torch", problems)
+    if torch is None:
+        return found
+    found["cpu"]["threads"] = torch.get_num_threads()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            found["cuda"] = [cuda_device(torch, index) for index in range(torch.cuda.device_count())]
+    problems += [str(warning.message).splitlines()[0] for warning in caught]
+    found["mps"] = torch.backends.mps.is_available()
+    return found
+
+
+def cuda_device(torch: Any, index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    return {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+    }
+
+
+def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's model name: Linux has it in a file, elsewhere Python knows it."""
+    if path.exists():
+        names = re.findall(r"^model name\s*:\s*(.+)$", path.read_text(), flags=re.MULTILINE)
+        if names:
+            return str(names[0])
+    return platform.processor() or platform.machine()
+
+
+def cache(problems: list[str]) -> dict[str, Any]:
+    """Return where weights from the hub are kept, the room left there, and whether downloads are switched off."""
+    constants = import_or_note("huggingface_hub.constants", problems)
+    if constants is None:
+        return {"folder": None, "free_bytes": None, "offline": None}
+    folder = Path(constants.HF_HUB_CACHE)
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    return {
+        "folder": str(folder),
+        "free_bytes": shutil.disk_usage(existing).free,
+        "offline": bool(constants.HF_HUB_OFFLINE),
+    }

@@ -1,0 +1,358 @@
+"""What a model is: one frozen dataclass per family, each field with its meaning beneath it. No torch needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitkit.errors import InputError
+
+Gelu = Literal["tanh", "erf"]
+Resample = Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"]
+Standardization = Literal["std", "variance"]
+Size = int | tuple[int, int]
+
+
+def as_size(size: Size) -> tuple[int, int]:
+    """Return (height, width); one number means a square."""
+    return (size, size) if isinstance(size, int) else size
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What every family has."""
+
+    image_size: Size = (224, 224)
+    "Height and width of the input in pixels; one number means a square."
+    channels: int = 3
+    "Image channels."
+    num_classes: int = 1000
+    "Width of the classification head; 0 leaves the head out and the model returns its features."
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", as_size(self.image_size))
+        self.require(min(self.size) >= 1, f"image_size must be positive, not {self.image_size}")
+        self.require(self.channels >= 1, f"channels must be at least 1, not {self.channels}")
+        self.require(self.num_classes >= 0, f"num_classes must be at least 0, not {self.num_classes}")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The input's (height, width)."""
+        return as_size(self.image_size)
+
+    def require(self, claim: bool, message: str) -> None:
+        if not claim:
+            raise InputError(message)
+
+    def require_rates(self, *names: str) -> None:
+        for name in names:
+            rate = getattr(self, name)
+            self.require(0.0 <= rate < 1.0, f"{name} must be at least 0 and below 1, not {rate}")
+
+
+@dataclass(frozen=True)
+class ViTConfig(ModelConfig):
+    """The Vision Transformer."""
+
+    width: int = 768
+    "Size of a token."
+    depth: int = 12
+    "Number of encoder blocks."
+    heads: int = 12
+    "Attention heads per block."
+    mlp_width: int = 3072
+    "Hidden size of each block's MLP."
+    patch: int = 16
+    "Side of a patch in pixels; in a hybrid, in cells of the feature map."
+    positions: Literal["none", "learned", "learned_2d", "sincos_2d", "relative"] = "learned"
+    "Position information: a learned row per token, a learned half per row and column of the grid, fixed sines, or 1-D relative attention."
+    positions_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
+    "Where positions are added: once, before every block, or before every block with the same weights."
+    prefix_positions: bool = True
+    "Whether the class and register tokens own rows of a learned position table (vit_jax, timm) or not (big_vision)."
+    pool: Literal["token", "mean", "map", "seqpool", "none"] = "token"
+    "How tokens become features: class token, mean of patches, attention pooling (MAP), SeqPool, or left as they are."
+    class_token: bool | None = None
+    "Whether there is a class token; left open, there is one when the pool is 'token'."
+    registers: int = 0
+    "Extra learned tokens after the class token that no head reads."
+    final_norm: Literal["tokens", "pooled"] = "tokens"
+    "Whether the last LayerNorm runs on all tokens before pooling or on the pooled features (timm's fc_norm)."
+    pre_logits: int = 0
+    "Width of the tanh layer before the head; 0 leaves it out."
+    head_bias: float = 0.0
+    "Initial bias of the (zero-initialised) head."
+    dropout: float = 0.0
+    "Dropout after positions, attention projection and both MLP layers."
+    attention_dropout: float = 0.0
+    "Dropout on attention weights."
+    stochastic_depth: float = 0.0
+    "Chance to skip the last block's branches; earlier blocks get linearly less."
+    patch_dropout: float = 0.0
+    "Share of patch tokens left out of each training step."
+    layer_scale: float | None = None
+    "Initial value of a learned per-channel scale on every branch; none leaves it out."
+    gelu: Gelu = "tanh"
+    "GELU form: tanh in Google's code, erf in timm, transformers and torchvision."
+    norm_epsilon: float = 1e-6
+    "Epsilon of every LayerNorm."
+    resample: Resample = "bilinear_corners"
+    "How learned positions follow a change of grid: Google's bilinear with aligned corners, timm's antialiased bicubic, plain bicubic, or bilinear."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_token is None:
+            object.__setattr__(self, "class_token", self.pool == "token")
+        for name in ("width", "depth", "heads", "mlp_width", "patch"):
+            self.require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        self.require(
+            self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
+        )
+        rows, columns = self.grid
+        self.require(
+            rows >= 1 and columns >= 1,
+            f"an image of {self.size[0]}x{self.size[1]} pixels is smaller than one patch of {self.stride}",
+        )
+        self.require(
+            self.class_token is True or self.pool != "token",
+            "pool 'token' needs a class token: leave class_token open or set it to true",
+        )
+        self.require(self.registers >= 0, f"registers must be at least 0, not {self.registers}")
+        self.require(self.pre_logits >= 0, f"pre_logits must be at least 0, not {self.pre_logits}")
+        if self.positions in ("none", "relative"):
+            self.require(
+                self.positions_at == "stem",
+                f"positions_at {self.positions_at!r} has no meaning for positions {self.positions!r}",
+            )
+        if self.positions in ("sincos_2d", "learned_2d"):
+            parts = 4 if self.positions == "sincos_2d" else 2
+            self.require(
+                self.width % parts == 0,
+                f"positions {self.positions!r} need a width divisible by {parts}, not {self.width}",
+            )
+        self.require(
+            not self.patch_dropout
+            or self.positions == "none"
+            or (self.positions != "relative" and self.positions_at == "stem"),
+            "patch_dropout needs positions that are added at the stem",
+        )
+        self.require(
+            self.final_norm == "tokens" or self.pool in ("token", "mean"),
+            f"final_norm 'pooled' needs pool 'token' or 'mean', not {self.pool!r}",
+        )
+        self.require_rates("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
+
+    @property
+    def stride(self) -> int:
+        """Pixels per token along each side."""
+        return self.patch
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches; pixels that fill no whole patch are left out."""
+        return self.size[0] // self.stride, self.size[1] // self.stride
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_prefix(self) -> int:
+        """Class and register tokens, which come before the patches."""
+        return int(bool(self.class_token)) + self.registers
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefix + self.num_patches
+
+    @property
+    def num_features(self) -> int:
+        """Width of what the head reads."""
+        return self.pre_logits or self.width
+
+
+@dataclass(frozen=True)
+class HybridConfig(ViTConfig):
+    """A ViT whose tokens are cells of a ResNet's feature map."""
+
+    backbone_units: tuple[int, ...] = (3, 4, 9)
+    "Residual units per stage of the ResNet; none at all leaves its stem alone."
+    backbone_width: int = 64
+    "Channels of the ResNet's stem."
+    group_norm_epsilon: float = 1e-5
+    "Epsilon of every GroupNorm."
+    standardization: Standardization = "variance"
+    "Weight standardisation divides by sqrt(variance + epsilon), as timm does, or by (std + epsilon), as vit_jax does."
+    standardization_epsilon: float = 1e-8
+    "Epsilon of the weight standardisation."
+
+    def __post_init__(self) -> None:
+        self.require(len(self.backbone_units) <= 4, "a ResNet backbone has at most four stages")
+        super().__post_init__()
+
+    @property
+    def backbone_stride(self) -> int:
+        """Pixels per cell of the feature map: 4 after the stem, then doubled by each stage but the first."""
+        return 4 * 2 ** max(0, len(self.backbone_units) - 1)
+
+    @property
+    def stride(self) -> int:
+        return self.backbone_stride * self.patch
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Rows and columns of the feature map; TensorFlow's SAME padding rounds up."""
+        return -(-self.size[0] // self.backbone_stride), -(-self.size[1] // self.backbone_stride)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.cells[0] // self.patch, self.cells[1] // self.patch
+
+    @property
+    def backbone_channels(self) -> int:
+        """Channels of the feature map."""
+        if not self.backbone_units:
+            return self.backbone_width
+        return 4 * self.backbone_width * 2 ** (len(self.backbone_units) - 1)
+
+
+@dataclass(frozen=True)
+class ResNetConfig(ModelConfig):
+    """BiT's ResNet-v2: pre-activation bottlenecks, GroupNorm, weight standardisation."""
+
+    units: tuple[int, ...] = (3, 4, 6, 3)
+    "Residual units per stage."
+    width_factor: int = 1
+    "Multiplies every channel count."
+    head_bias: float = 0.0
+    "Initial bias of the (zero-initialised) head."
+    group_norm_epsilon: float = 1e-5
+    "Epsilon of every GroupNorm."
+    standardization: Standardization = "variance"
+    "Weight standardisation divides by sqrt(variance + epsilon), or by (std + epsilon)."
+    standardization_epsilon: float = 1e-8
+    "Epsilon of the weight standardisation."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(len(self.units) >= 1, "units must name at least one stage")
+        self.require(self.width_factor >= 1, f"width_factor must be at least 1, not {self.width_factor}")
+
+    @property
+    def num_features(self) -> int:
+        return 256 * self.width_factor * 2 ** (len(self.units) - 1)
+
+
+@dataclass(frozen=True)
+class CompactConfig(ModelConfig):
+    """Compact Transformers: ViT-Lite (patches, class token), CVT (patches, SeqPool), CCT (convolutions, SeqPool)."""
+
+    image_size: Size = (32, 32)
+    "Height and width of the input in pixels; one number means a square."
+    num_classes: int = 10
+    "Width of the classification head; 0 leaves the head out and the model returns its features."
+    width: int = 256
+    "Size of a token."
+    depth: int = 7
+    "Number of encoder blocks."
+    heads: int = 4
+    "Attention heads per block."
+    mlp_width: int = 512
+    "Hidden size of each block's MLP."
+    tokenizer: Literal["patches", "convolutions"] = "convolutions"
+    "What makes tokens: one strided convolution, or blocks of convolution, ReLU and max-pooling."
+    kernel: int = 3
+    "Side of a patch, or of the convolutions' kernel."
+    convolutions: int = 1
+    "Number of convolution blocks."
+    pool: Literal["token", "seqpool"] = "seqpool"
+    "Class token, or SeqPool."
+    positions: Literal["none", "learned", "sine"] = "learned"
+    "Position table added to the tokens: none, learned, or fixed 1-D sines."
+    dropout: float = 0.0
+    "Dropout after positions, attention projection and both MLP layers."
+    attention_dropout: float = 0.1
+    "Dropout on attention weights."
+    stochastic_depth: float = 0.1
+    "Chance to skip the last block's branches; earlier blocks get linearly less."
+    gelu: Gelu = "erf"
+    "GELU form."
+    norm_epsilon: float = 1e-5
+    "Epsilon of every LayerNorm."
+    resample: Resample = "bilinear"
+    "How learned positions follow a change of grid."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
+        )
+        self.require(
+            self.tokenizer == "convolutions" or self.convolutions == 1,
+            "a patch tokenizer has one convolution",
+        )
+        self.require(
+            min(self.grid) >= 1,
+            f"an image of {self.size[0]}x{self.size[1]} pixels is too small for this tokenizer",
+        )
+        self.require_rates("dropout", "attention_dropout", "stochastic_depth")
+
+    @property
+    def conv_stride(self) -> int:
+        return self.kernel if self.tokenizer == "patches" else max(1, self.kernel // 2 - 1)
+
+    @property
+    def conv_padding(self) -> int:
+        return 0 if self.tokenizer == "patches" else max(1, self.kernel // 2)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens."""
+        sides = []
+        for side in self.size:
+            for _ in range(self.convolutions):
+                side = (side + 2 * self.conv_padding - self.kernel) // self.conv_stride + 1
+                if self.tokenizer == "convolutions":
+                    side = (side + 2 - 3) // 2 + 1  # 3x3 max-pool, stride 2, padding 1
+            sides.append(side)
+        return sides[0], sides[1]
+
+    @property
+    def num_prefix(self) -> int:
+        return int(self.pool == "token")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefix + self.grid[0] * self.grid[1]
+
+    @property
+    def num_features(self) -> int:
+        return self.width
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image file becomes the model's input; it belongs to the weights, not to the data."""
+
+    image_size: Size = (224, 224)
+    "Height and width of the model's input."
+    crop_fraction: float | None = None
+    "Share of the resized image that a centre crop keeps: the shorter side is resized to size / crop_fraction first. None squashes the whole image to image_size."
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    "Interpolation of the resize, antialiased."
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    "Subtracted from each channel, on the scale 0 to 1."
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    "Divides each channel."
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", as_size(self.image_size))
+        if self.crop_fraction is not None and not 0.0 < self.crop_fraction <= 1.0:
+            raise InputError(f"crop_fraction must be above 0 and at most 1, not {self.crop_fraction}")
+        if len(self.mean) != len(self.std) or min(self.std) <= 0.0:
+            raise InputError("mean and std need one number per channel, and std must be positive")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The input's (height, width)."""
+        return as_size(self.image_size)

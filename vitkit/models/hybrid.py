@@ -1,0 +1,134 @@
+"""Hybrids: a ViT whose patches are cut from a ResNet's feature map."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.models.configs import HybridConfig
+from vitkit.models.layers import StandardizedConv2d, lecun_normal_, pad_same
+from vitkit.models.vit import VisionTransformer
+
+
+class Stem(nn.Module):
+    """7x7 convolution and max-pool: a quarter of the image's height and width."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        self.conv = _conv(config, config.channels, config.backbone_width, 7, 2)
+        self.norm = _norm(config, config.backbone_width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(images)))
+        return F.max_pool2d(pad_same(x, 3, 2, value=-torch.inf), 3, 2)
+
+
+class Bottleneck(nn.Module):
+    """A residual unit with its activations after the convolutions, as in the first ResNet."""
+
+    def __init__(self, config: HybridConfig, channels_in: int, middle: int, stride: int, first: bool) -> None:
+        super().__init__()
+        self.conv1 = _conv(config, channels_in, middle, 1)
+        self.norm1 = _norm(config, middle)
+        self.conv2 = _conv(config, middle, middle, 3, stride)
+        self.norm2 = _norm(config, middle)
+        self.conv3 = _conv(config, middle, 4 * middle, 1)
+        self.norm3 = _norm(config, 4 * middle)
+        self.downsample = Shortcut(config, channels_in, 4 * middle, stride) if first else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        return F.relu(self.downsample(x) + y)
+
+
+class Shortcut(nn.Module):
+    """What the first unit of a stage adds in place of its input."""
+
+    def __init__(self, config: HybridConfig, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv = _conv(config, channels_in, channels_out, 1, stride)
+        self.norm = _norm(config, channels_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Stage(nn.Module):
+    """Units of one width; the first one strides."""
+
+    def __init__(self, config: HybridConfig, units: int, channels_in: int, middle: int, stride: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            Bottleneck(config, channels_in, middle, stride, first=True),
+            *[Bottleneck(config, 4 * middle, middle, 1, first=False) for _ in range(units - 1)],
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+class Backbone(nn.Module):
+    """Stem and stages: (batch, channels, rows, columns)."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        self.stem = Stem(config)
+        self.stages = nn.Sequential()
+        channels = config.backbone_width
+        for index, units in enumerate(config.backbone_units):
+            middle = config.backbone_width * 2**index
+            self.stages.append(Stage(config, units, channels, middle, stride=1 if index == 0 else 2))
+            channels = 4 * middle
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.stages(self.stem(images))
+
+
+class HybridEmbedding(nn.Module):
+    """Patches of the feature map, projected to the ViT's width."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        self.backbone = Backbone(config) if config.backbone_units else Stem(config)
+        self.proj = nn.Conv2d(config.backbone_channels, config.width, config.patch, config.patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(self.backbone(images)).flatten(2).transpose(1, 2)  # (batch, patches, width)
+
+
+class Hybrid(VisionTransformer):
+    """A ViT on top of a ResNet."""
+
+    config: HybridConfig
+
+    def build_embedding(self, config: HybridConfig) -> nn.Module:  # type: ignore[override]
+        return HybridEmbedding(config)
+
+    def init_embedding(self) -> None:
+        super().init_embedding()
+        for module in self.patch_embed.modules():
+            if isinstance(module, StandardizedConv2d):
+                lecun_normal_(module.weight)
+            elif isinstance(module, Bottleneck):  # a unit starts as its shortcut alone
+                nn.init.zeros_(module.norm3.weight)
+
+
+def _conv(
+    config: HybridConfig, channels_in: int, channels_out: int, kernel: int, stride: int = 1
+) -> StandardizedConv2d:
+    return StandardizedConv2d(
+        channels_in,
+        channels_out,
+        kernel,
+        stride,
+        same=True,
+        formula=config.standardization,
+        epsilon=config.standardization_epsilon,
+    )
+
+
+def _norm(config: HybridConfig, channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(32, channels, eps=config.group_norm_epsilon)

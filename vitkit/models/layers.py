@@ -1,0 +1,211 @@
+"""The layers that several model families share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.models.configs import Gelu, Standardization
+from vitkit.models.positions import relative_logits
+from vitkit.models.record import Record
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; the fused kernel unless the weights themselves are asked for."""
+
+    relative: nn.Parameter | None
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        qkv_bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        relative_tokens: int = 0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_dropout = attention_dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.proj = nn.Linear(width, width)
+        self.proj_drop = nn.Dropout(dropout)
+        if relative_tokens:  # one key per offset between two tokens, shared by the heads
+            self.relative = nn.Parameter(torch.zeros(2 * relative_tokens - 1, width // heads))
+        else:
+            self.register_parameter("relative", None)
+
+    def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, width / heads)
+        bias = None if self.relative is None else relative_logits(q, self.relative)
+        dropout = self.attention_dropout if self.training else 0.0
+        if record is not None and record.wants("attention", layer):
+            attention = attention_weights(q, k, bias)  # (batch, heads, tokens, tokens)
+            record.keep("attention", attention, layer)
+            x = F.dropout(attention, dropout) @ v
+        else:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        x = x.transpose(1, 2).reshape(batch, tokens, width)
+        return self.proj_drop(self.proj(x))
+
+
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(q k^T / sqrt(size) + bias), as the fused kernel computes it inside."""
+    logits = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
+    return (logits if bias is None else logits + bias).softmax(dim=-1)
+
+
+class Mlp(nn.Module):
+    """Two dense layers with a GELU between them."""
+
+    def __init__(self, width: int, hidden: int, gelu: Gelu, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.act = nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
+        self.drop = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+
+
+class LayerScale(nn.Module):
+    """A learned scale per channel."""
+
+    def __init__(self, width: int, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.gamma = nn.Parameter(torch.full((width,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: leaves a branch out for some images of a training batch."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0.0:
+            return x
+        kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
+        return x * (kept / (1.0 - self.rate)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.rate:g}"
+
+
+def drop_path_rates(last: float, depth: int) -> list[float]:
+    """Return each block's rate, from 0 at the first to `last`."""
+    return [last * layer / max(1, depth - 1) for layer in range(depth)]
+
+
+class MapPool(nn.Module):
+    """Multi-head attention pooling (Scaling ViT): one learned query reads all tokens, then an MLP."""
+
+    def __init__(self, width: int, heads: int, mlp_width: int, gelu: Gelu, norm_epsilon: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.latent = nn.Parameter(torch.zeros(1, 1, width))
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=norm_epsilon)
+        self.mlp = Mlp(width, mlp_width, gelu)
+
+    def forward(self, x: Tensor, record: Record | None = None) -> Tensor:
+        batch, tokens, width = x.shape
+        q = self.q(self.latent).reshape(1, 1, self.heads, -1).transpose(1, 2).expand(batch, -1, -1, -1)
+        kv = self.kv(x).reshape(batch, tokens, 2, self.heads, width // self.heads)
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, width / heads)
+        if record is not None and record.wants("pooling"):
+            record.keep("pooling", attention_weights(q, k)[:, :, 0])
+        y = F.scaled_dot_product_attention(q, k, v)  # (batch, heads, 1, width / heads)
+        y = self.proj(y.transpose(1, 2).reshape(batch, width))
+        return y + self.mlp(self.norm(y))
+
+
+def sequence_pool(tokens: Tensor, scores: Tensor, record: Record | None = None) -> Tensor:
+    """Return the mean of the tokens (batch, n, width) weighted by softmax of their scores (batch, n, 1)."""
+    weights = scores.softmax(dim=1).transpose(1, 2)  # (batch, 1, n)
+    if record is not None:
+        record.keep("pooling", weights)
+    return (weights @ tokens).squeeze(1)
+
+
+class StandardizedConv2d(nn.Conv2d):
+    """A convolution without bias whose kernel is standardised per output channel."""
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        kernel: int,
+        stride: int = 1,
+        *,
+        same: bool,
+        formula: Standardization,
+        epsilon: float,
+    ) -> None:
+        padding = 0 if same else (kernel - 1) // 2
+        super().__init__(channels_in, channels_out, kernel, stride, padding, bias=False)
+        self.same = same
+        self.formula = formula
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.same:
+            x = pad_same(x, self.kernel_size[0], self.stride[0])
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        if self.formula == "std":
+            weight = (self.weight - mean) / (variance.sqrt() + self.epsilon)
+        else:
+            weight = (self.weight - mean) * (variance + self.epsilon).rsqrt()
+        return F.conv2d(x, weight, None, self.stride, self.padding)
+
+
+def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """Pad as TensorFlow's SAME does: the output has ceil(side / stride) cells, an odd pixel goes last."""
+    pads = []
+    for side in (x.shape[-1], x.shape[-2]):
+        total = max(0, (-(-side // stride) - 1) * stride + kernel - side)
+        pads += [total // 2, total - total // 2]
+    return F.pad(x, pads, value=value) if any(pads) else x
+
+
+def lecun_normal_(weight: Tensor) -> Tensor:
+    """Fill with Flax's lecun_normal: truncated at two deviations, variance 1 / fan_in after truncation."""
+    fan_in = weight[0].numel()
+    std = math.sqrt(1.0 / fan_in) / 0.87962566103423978
+    return nn.init.trunc_normal_(weight, std=std, a=-2.0 * std, b=2.0 * std)
+
+
+def init_encoder_layer(module: nn.Module) -> None:
+    """Fill an attention or MLP as the official code does (ViT in Flax)."""
+    if isinstance(module, (Attention, MapPool)):
+        for name, linear in module.named_children():
+            if isinstance(linear, nn.Linear):
+                fan_in = linear.in_features  # q, k and v are one square matrix each
+                bound = math.sqrt(6.0 / (2 * fan_in))
+                nn.init.uniform_(linear.weight, -bound, bound)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+        if isinstance(module, MapPool):
+            nn.init.xavier_uniform_(module.latent[0])
+        elif module.relative is not None:
+            nn.init.normal_(module.relative, std=0.02)
+    elif isinstance(module, Mlp):
+        for linear in (module.fc1, module.fc2):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.normal_(linear.bias, std=1e-6)
+    elif isinstance(module, LayerScale):
+        nn.init.constant_(module.gamma, module.value)

@@ -1,0 +1,153 @@
+"""BiT: ResNet-v2 with GroupNorm and standardised convolutions, the paper's baseline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitkit.errors import InputError
+from vitkit.models.configs import ResNetConfig
+from vitkit.models.layers import StandardizedConv2d, lecun_normal_
+from vitkit.models.model import Model
+from vitkit.models.record import Record
+
+
+class Stem(nn.Module):
+    """7x7 convolution and max-pool, symmetrically padded."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.conv = _conv(config, config.channels, 64 * config.width_factor, 7, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, 2)
+
+
+class Bottleneck(nn.Module):
+    """A residual unit with norm and activation before each convolution."""
+
+    def __init__(self, config: ResNetConfig, channels_in: int, middle: int, stride: int, first: bool) -> None:
+        super().__init__()
+        self.norm1 = _norm(config, channels_in)
+        self.conv1 = _conv(config, channels_in, middle, 1)
+        self.norm2 = _norm(config, middle)
+        self.conv2 = _conv(config, middle, middle, 3, stride)
+        self.norm3 = _norm(config, middle)
+        self.conv3 = _conv(config, middle, 4 * middle, 1)
+        self.downsample = Shortcut(config, channels_in, 4 * middle, stride) if first else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(x))
+        shortcut = x if self.downsample is None else self.downsample(y)
+        y = self.conv1(y)
+        y = self.conv2(F.relu(self.norm2(y)))
+        y = self.conv3(F.relu(self.norm3(y)))
+        return shortcut + y
+
+
+class Shortcut(nn.Module):
+    """What the first unit of a stage adds in place of its input."""
+
+    def __init__(self, config: ResNetConfig, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv = _conv(config, channels_in, channels_out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+class Stage(nn.Module):
+    """Units of one width; the first one strides."""
+
+    def __init__(self, config: ResNetConfig, units: int, channels_in: int, middle: int, stride: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            Bottleneck(config, channels_in, middle, stride, first=True),
+            *[Bottleneck(config, 4 * middle, middle, 1, first=False) for _ in range(units - 1)],
+        )
+
+
+class Head(nn.Module):
+    """A linear layer, kept as a 1x1 convolution as in the published weights."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.fc = nn.Conv2d(config.num_features, config.num_classes, 1)
+        nn.init.zeros_(self.fc.weight)
+        nn.init.constant_(self.fc.bias, config.head_bias)  # type: ignore[arg-type]
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.fc(features[:, :, None, None]).flatten(1)
+
+
+class ResNet(Model):
+    """Stem, stages, norm, global average, head."""
+
+    config: ResNetConfig
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.stem = Stem(config)
+        self.stages = nn.ModuleList()
+        channels = 64 * config.width_factor
+        for index, units in enumerate(config.units):
+            middle = 64 * config.width_factor * 2**index
+            self.stages.append(Stage(config, units, channels, middle, stride=1 if index == 0 else 2))
+            channels = 4 * middle
+        self.norm = _norm(config, channels)
+        self.head = Head(config) if config.num_classes else nn.Identity()
+        self.reset_parameters()
+
+    def features(self, images: Tensor, record: Record | None = None) -> Tensor:
+        self.check_images(images)
+        if record is not None:
+            record.start(0)
+            if undefined := record.kinds - {"features"}:
+                raise InputError(f"a ResNet has no {' or '.join(sorted(undefined))} to record")
+        x = self.stem(images)  # (batch, 64 * width_factor, height / 4, width / 4)
+        for stage in self.stages:
+            for block in stage.blocks:
+                if self.activation_checkpointing and torch.is_grad_enabled():
+                    x = checkpoint(block, x, use_reentrant=False)
+                else:
+                    x = block(x)
+        return F.relu(self.norm(x)).mean(dim=(2, 3))  # (batch, features)
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)
+
+    def reset_head(self, num_classes: int) -> None:
+        like = self.norm.weight
+        self.config = replace(self.config, num_classes=num_classes)
+        self.head = Head(self.config) if num_classes else nn.Identity()
+        self.head.to(device=like.device, dtype=like.dtype)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill the convolutions; their scale doesn't matter, since they are standardised."""
+        for module in self.modules():
+            if isinstance(module, StandardizedConv2d):
+                lecun_normal_(module.weight)
+
+
+def _conv(
+    config: ResNetConfig, channels_in: int, channels_out: int, kernel: int, stride: int = 1
+) -> StandardizedConv2d:
+    return StandardizedConv2d(
+        channels_in,
+        channels_out,
+        kernel,
+        stride,
+        same=False,
+        formula=config.standardization,
+        epsilon=config.standardization_epsilon,
+    )
+
+
+def _norm(config: ResNetConfig, channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(32, channels, eps=config.group_norm_epsilon)

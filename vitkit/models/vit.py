@@ -1,0 +1,271 @@
+"""The Vision Transformer: patches become tokens, an encoder mixes them, a head reads the result."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitkit.models.configs import ModelConfig, ViTConfig
+from vitkit.models.layers import (
+    Attention,
+    DropPath,
+    LayerScale,
+    MapPool,
+    Mlp,
+    drop_path_rates,
+    init_encoder_layer,
+    lecun_normal_,
+    sequence_pool,
+)
+from vitkit.models.model import Model
+from vitkit.models.positions import concat_axes, resample_line, resample_table, sincos_2d
+from vitkit.models.record import Record
+
+
+class PatchEmbedding(nn.Module):
+    """One linear layer, shared by all patches."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(config.channels, config.width, config.patch, config.patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(images).flatten(2).transpose(1, 2)  # (batch, patches, width)
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each normalised before and added to what came in."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_epsilon)
+        self.attn = Attention(
+            config.width,
+            config.heads,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            relative_tokens=config.num_tokens if config.positions == "relative" else 0,
+        )
+        self.ls1 = _layer_scale(config)
+        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_epsilon)
+        self.mlp = Mlp(config.width, config.mlp_width, config.gelu, config.dropout)
+        self.ls2 = _layer_scale(config)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), record, layer)))
+        x = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        return x
+
+
+def _layer_scale(config: ViTConfig) -> nn.Module:
+    return nn.Identity() if config.layer_scale is None else LayerScale(config.width, config.layer_scale)
+
+
+class VisionTransformer(Model):
+    """ViT as in the paper, with the positions, pools and regularisers of its successors."""
+
+    config: ViTConfig
+    positions: Tensor | None
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patch_embed = self.build_embedding(config)
+        if config.class_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        if config.registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, config.registers, config.width))
+        self._build_positions(config)
+        self.pos_drop = nn.Dropout(config.dropout)
+        rates = drop_path_rates(config.stochastic_depth, config.depth)
+        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
+        norm = nn.LayerNorm(config.width, eps=config.norm_epsilon)
+        self.norm = norm if config.final_norm == "tokens" else nn.Identity()
+        if config.pool == "map":
+            self.attn_pool = MapPool(
+                config.width, config.heads, config.mlp_width, config.gelu, config.norm_epsilon
+            )
+        elif config.pool == "seqpool":
+            self.seq_pool = nn.Linear(config.width, 1)
+        self.fc_norm = norm if config.final_norm == "pooled" else nn.Identity()
+        self.pre_logits = _pre_logits(config)
+        self.head = _head(config)
+        self.reset_parameters()
+
+    def features(self, images: Tensor, record: Record | None = None) -> Tensor:
+        tokens = self.encode(images, record)  # (batch, tokens, width)
+        pooled = self.pool(tokens, record)  # (batch, width)
+        return self.pre_logits(self.fc_norm(pooled))
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features)
+
+    def encode(self, images: Tensor, record: Record | None = None) -> Tensor:
+        """Return the encoder's output, normalised: (batch, tokens, width)."""
+        if record is not None:
+            record.start(self.config.depth)
+        tokens = self.embed(images)  # (batch, tokens, width)
+        for layer, block in enumerate(self.blocks):
+            if self.config.positions_at != "stem":
+                tokens = self.add_positions(tokens, layer)
+            if self.activation_checkpointing and torch.is_grad_enabled() and record is None:
+                tokens = checkpoint(block, tokens, use_reentrant=False)
+            else:
+                tokens = block(tokens, record, layer)
+            if record is not None:
+                record.keep("tokens", tokens, layer)
+        return self.norm(tokens)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return what the first block reads: patches with positions, behind class and register tokens."""
+        self.check_images(images)
+        config = self.config
+        tokens = self.patch_embed(images)  # (batch, patches, width)
+        prefix = []
+        if config.class_token:
+            prefix.append(self.cls_token.expand(len(tokens), -1, -1))
+        if config.registers:
+            prefix.append(self.reg_token.expand(len(tokens), -1, -1))
+        if prefix:
+            tokens = torch.cat([*prefix, tokens], dim=1)
+        if config.positions_at == "stem":
+            tokens = self.add_positions(tokens, 0)
+        tokens = self.drop_patches(tokens)
+        return self.pos_drop(tokens)
+
+    def add_positions(self, tokens: Tensor, layer: int) -> Tensor:
+        """Add a layer's position table; tokens that own no row of it stay as they are."""
+        table = self.position_table()  # (1 or depth, rows, width)
+        if table is None:
+            return tokens
+        table = table[layer % len(table)]
+        bare = tokens.shape[1] - len(table)
+        return tokens + (F.pad(table, (0, 0, bare, 0)) if bare else table)
+
+    def position_table(self) -> Tensor | None:
+        """Return the table that is added to tokens, or None for positions 'none' and 'relative'."""
+        if self.config.positions == "learned":
+            return self.pos_embed
+        if self.config.positions == "learned_2d":
+            return concat_axes(self.pos_embed_y, self.pos_embed_x)
+        return self.positions
+
+    def drop_patches(self, tokens: Tensor) -> Tensor:
+        """Keep a random choice of patch tokens per image while training."""
+        if not self.training or not self.config.patch_dropout:
+            return tokens
+        patches = tokens[:, self.config.num_prefix :]
+        kept = max(1, round(patches.shape[1] * (1.0 - self.config.patch_dropout)))
+        order = torch.rand(patches.shape[:2], device=tokens.device).argsort(dim=1)[:, :kept]
+        patches = patches.gather(1, order[:, :, None].expand(-1, -1, patches.shape[2]))
+        return torch.cat([tokens[:, : self.config.num_prefix], patches], dim=1)
+
+    def pool(self, tokens: Tensor, record: Record | None = None) -> Tensor:
+        """Return (batch, width); all tokens where the pool is 'none'."""
+        match self.config.pool:
+            case "token":
+                return tokens[:, 0]
+            case "mean":
+                return tokens[:, self.config.num_prefix :].mean(dim=1)
+            case "map":
+                return self.attn_pool(tokens, record)
+            case "seqpool":
+                return sequence_pool(tokens, self.seq_pool(tokens), record)
+            case _:
+                return tokens
+
+    def reset_head(self, num_classes: int) -> None:
+        """Replace the head, its tanh layer included, by a zero-initialised linear layer."""
+        like = self.patch_embed.proj.weight
+        self.config = config = replace(self.config, num_classes=num_classes, pre_logits=0)
+        self.pre_logits = _pre_logits(config)
+        self.head = _head(config).to(device=like.device, dtype=like.dtype)
+        self._reset_head_parameters()
+
+    def resample_positions(self, old: ModelConfig) -> None:
+        assert isinstance(old, ViTConfig)
+        new = self.config
+        if new.positions == "learned":
+            num_prefix = new.num_prefix if new.prefix_positions else 0
+            table = resample_table(self.pos_embed.data, old.grid, new.grid, num_prefix, new.resample)
+            self.pos_embed = _parameter_like(table, self.pos_embed)
+        elif new.positions == "learned_2d":
+            for name, length in zip(("pos_embed_y", "pos_embed_x"), new.grid, strict=True):
+                axis = getattr(self, name)
+                setattr(self, name, _parameter_like(resample_line(axis.data, length), axis))
+        elif new.positions == "sincos_2d":
+            self.reset_tables()
+        elif new.positions == "relative":
+            for block in self.blocks:
+                table = resample_line(block.attn.relative.data, 2 * new.num_tokens - 1)
+                block.attn.relative = _parameter_like(table, block.attn.relative)
+
+    def build_embedding(self, config: ViTConfig) -> nn.Module:
+        return PatchEmbedding(config)
+
+    def _build_positions(self, config: ViTConfig) -> None:
+        layers = config.depth if config.positions_at == "every_layer" else 1
+        if config.positions == "learned":
+            rows = config.num_tokens if config.prefix_positions else config.num_patches
+            self.pos_embed = nn.Parameter(torch.zeros(layers, rows, config.width))
+        elif config.positions == "learned_2d":
+            self.pos_embed_y = nn.Parameter(torch.zeros(layers, config.grid[0], config.width // 2))
+            self.pos_embed_x = nn.Parameter(torch.zeros(layers, config.grid[1], config.width // 2))
+        self.register_buffer("positions", None, persistent=False)
+        self.reset_tables()
+
+    def reset_tables(self) -> None:
+        """Compute the fixed tables, which no weight file holds."""
+        if self.config.positions == "sincos_2d":
+            like = self.patch_embed.proj.weight
+            table = sincos_2d(self.config.grid, self.config.width)
+            self.positions = table.to(device=like.device, dtype=like.dtype)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill all weights as the official code does (vit_jax and Flax defaults)."""
+        for module in self.modules():
+            init_encoder_layer(module)
+        self.init_embedding()
+        for name, parameter in self.named_parameters(recurse=False):
+            if name.startswith("pos_embed"):
+                nn.init.normal_(parameter, std=0.02)
+            elif name == "reg_token":
+                nn.init.normal_(parameter, std=1e-6)
+        if self.config.pool == "seqpool":
+            lecun_normal_(self.seq_pool.weight)
+            nn.init.zeros_(self.seq_pool.bias)
+        if self.config.pre_logits:
+            lecun_normal_(self.pre_logits.fc.weight)
+            nn.init.zeros_(self.pre_logits.fc.bias)
+        self._reset_head_parameters()
+
+    def init_embedding(self) -> None:
+        lecun_normal_(self.patch_embed.proj.weight)
+        nn.init.zeros_(self.patch_embed.proj.bias)
+
+    @torch.no_grad()
+    def _reset_head_parameters(self) -> None:
+        if self.config.num_classes:
+            nn.init.zeros_(self.head.weight)
+            nn.init.constant_(self.head.bias, self.config.head_bias)
+
+
+def _pre_logits(config: ViTConfig) -> nn.Module:
+    if not config.pre_logits:
+        return nn.Identity()
+    return nn.Sequential(OrderedDict(fc=nn.Linear(config.width, config.pre_logits), act=nn.Tanh()))
+
+
+def _head(config: ViTConfig) -> nn.Module:
+    return nn.Linear(config.num_features, config.num_classes) if config.num_classes else nn.Identity()
+
+
+def _parameter_like(data: Tensor, old: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(data, requires_grad=old.requires_grad)

@@ -1,0 +1,235 @@
+"""What `load` returns: a model with its preprocessing and class names, which takes images as they come."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitkit.data.images import ImageSource, find_images, prepare
+from vitkit.errors import InputError
+from vitkit.models.configs import Preprocessing, Size
+from vitkit.models.model import Model
+
+Images = ImageSource | Iterable[ImageSource]
+Names = str | os.PathLike[str] | Sequence[str]
+
+
+class Prediction(TypedDict):
+    """One class and how likely it is."""
+
+    name: str
+    index: int
+    probability: float
+
+
+class Predictor:
+    """A model ready to use; images are PIL images, paths, file bytes, arrays or tensors, one or many."""
+
+    def __init__(
+        self,
+        model: Model,
+        preprocessing: Preprocessing,
+        class_names: Sequence[str],
+        name: str = "model",
+        notes: Sequence[str] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.model = model.to(self.device).eval()
+        self.preprocessing = preprocessing
+        self.class_names = tuple(class_names)
+        self.name = name
+        self.notes = tuple(notes)
+
+    def predict(self, images: Images, top: int = 5, batch_size: int = 32) -> list[list[Prediction]]:
+        """Return each image's most likely classes, the likeliest first."""
+        return [_or_raise(row) for row in self._predictions(_each(images), top, batch_size)]
+
+    def embed(self, images: Images, batch_size: int = 32) -> np.ndarray:
+        """Return each image's features, what the head reads: float32 (images, width)."""
+        rows = [_or_raise(row) for row in self._outputs(self.features, _each(images), batch_size)]
+        channels, size = len(self.preprocessing.mean), self.preprocessing.size
+        return torch.stack(rows).numpy() if rows else self.features(torch.empty(0, channels, *size)).numpy()
+
+    def predict_files(
+        self, files: Iterable[str | os.PathLike[str]], top: int = 5, batch_size: int = 32
+    ) -> Iterator[dict[str, Any]]:
+        """Yield {"image", "top"} for each file in order, {"image", "error"} for one that can't be read."""
+        files = list(files)
+        for file, row in zip(files, self._predictions(files, top, batch_size), strict=True):
+            answer = {"error": str(row)} if isinstance(row, InputError) else {"top": row}
+            yield {"image": os.fspath(file), **answer}
+
+    def logits(self, batch: Tensor) -> Tensor:
+        """Return the logits of prepared images on the CPU."""
+        with torch.inference_mode():
+            return self.model(batch.to(self.device)).float().cpu()
+
+    def features(self, batch: Tensor) -> Tensor:
+        """Return the features of prepared images on the CPU."""
+        with torch.inference_mode():
+            return self.model.features(batch.to(self.device)).float().cpu()
+
+    def _predictions(
+        self, images: Iterable[ImageSource], top: int, batch_size: int
+    ) -> Iterator[list[Prediction] | InputError]:
+        if top < 1:
+            raise InputError(f"top must be at least 1, not {top}")
+        if not self.class_names:
+            raise InputError(f"{self.name} has no classification head; its features are what embed() gives")
+        for row in self._outputs(self.logits, images, batch_size):
+            yield row if isinstance(row, InputError) else self._top(row, top)
+
+    def _top(self, logits: Tensor, top: int) -> list[Prediction]:
+        if not logits.isfinite().all():
+            raise InputError(f"{self.name} gives logits that are not finite: its weights are broken")
+        probabilities, indices = logits.softmax(-1).topk(min(top, len(self.class_names)))
+        return [
+            {"name": self.class_names[index], "index": index, "probability": probability}
+            for index, probability in zip(indices.tolist(), probabilities.tolist(), strict=True)
+        ]
+
+    def _outputs(
+        self, compute: Callable[[Tensor], Tensor], images: Iterable[ImageSource], batch_size: int
+    ) -> Iterator[Tensor | InputError]:
+        """Yield one row per image, in order; an image that can't be prepared gives its error."""
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, not {batch_size}")
+        prepared = _ahead(self._prepare, images, batch_size)
+        while batch := list(islice(prepared, batch_size)):
+            inputs = [image for image in batch if isinstance(image, Tensor)]
+            try:
+                rows = iter(compute(torch.stack(inputs)) if inputs else ())
+            except torch.OutOfMemoryError as error:
+                raise InputError(f"out of memory with batch size {batch_size}: give a smaller one") from error
+            for image in batch:
+                yield next(rows) if isinstance(image, Tensor) else image
+
+    def _prepare(self, image: ImageSource) -> Tensor | InputError:
+        try:
+            return prepare(image, self.preprocessing)
+        except InputError as error:
+            return error
+
+
+def load(
+    spec: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    image_size: Size | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    names: Names | None = None,
+    accept: Sequence[str] = (),
+) -> Predictor:
+    """Return a model with its preprocessing and class names; `names` is a list, or a file of lines."""
+    from vitkit.weights.load import load_model
+
+    chosen = choose_device(device)
+    given = None if names is None else read_names(names)
+    spec = spec if isinstance(spec, str) else Path(spec)
+    loaded = load_model(
+        spec, image_size=image_size, num_classes=num_classes, channels=channels, accept=accept
+    )
+    classes = loaded.model.config.num_classes
+    if given is not None and len(given) != classes:
+        raise InputError(f"{len(given)} class names for the {classes} classes of {loaded.name}")
+    class_names = given or loaded.class_names or default_names(classes)
+    return Predictor(loaded.model, loaded.preprocessing, class_names, loaded.name, loaded.notes, chosen)
+
+
+def predict(
+    model: str | os.PathLike[str],
+    images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    top: int = 5,
+    names: Names | None = None,
+    device: str = "auto",
+    batch_size: int = 32,
+    image_size: Size | None = None,
+    accept: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return what `vit predict --json` prints: the likeliest classes of image files and folders."""
+    files = find_images(images)
+    predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
+    return list(predictor.predict_files(files, top, batch_size))
+
+
+def choose_device(device: str) -> torch.device:
+    """Return the device that auto, cpu, cuda or mps stands for."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if device == "auto":
+        return torch.device(next(name for name in available if available[name]))
+    if device not in available:
+        raise InputError(f"unknown device {device!r}; expected auto, cpu, cuda or mps")
+    if not available[device]:
+        raise InputError(f"device {device!r} is not available here; `auto` takes what there is")
+    return torch.device(device)
+
+
+def read_names(names: Names) -> tuple[str, ...]:
+    """Return class names from a list, or from a text file with one a line."""
+    if not isinstance(names, str | os.PathLike):
+        return tuple(names)
+    try:
+        lines = Path(names).read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the class names in {names} are not UTF-8 text") from error
+    except OSError as error:
+        raise InputError(f"cannot read the class names in {names}: {error.strerror}") from error
+    return tuple(lines if lines[-1] else lines[:-1])
+
+
+def default_names(num_classes: int) -> tuple[str, ...]:
+    """Return ImageNet-1k's names for 1,000 classes, else 'class 0', 'class 1', ..."""
+    if num_classes == 1000:
+        from torchvision.models import ViT_B_16_Weights
+
+        return tuple(ViT_B_16_Weights.IMAGENET1K_V1.meta["categories"])
+    return tuple(f"class {index}" for index in range(num_classes))
+
+
+def _each(images: Images) -> Iterable[Any]:
+    """Return the images of one image, of a batch in one array or tensor, or of an iterable."""
+    if isinstance(images, np.ndarray | Tensor):
+        return images if images.ndim == 4 else [images]
+    if isinstance(images, Iterable) and not isinstance(images, str | os.PathLike | bytes | Image.Image):
+        return images
+    return [images]
+
+
+def _or_raise(row: Any) -> Any:
+    if isinstance(row, InputError):
+        raise row
+    return row
+
+
+def _ahead(
+    function: Callable[[ImageSource], Tensor | InputError], items: Iterable[ImageSource], window: int
+) -> Iterator[Tensor | InputError]:
+    """Yield function(item) in order, computed by threads up to `window` items ahead of the one taken."""
+    pool = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
+    waiting: deque[Future[Tensor | InputError]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > window:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

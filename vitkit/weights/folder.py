@@ -1,0 +1,192 @@
+"""The model folder: config.json, model.safetensors and a model card; and the JSON beside a single weight file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitkit.config import from_dict, to_dict
+from vitkit.errors import InputError
+from vitkit.models.configs import (
+    CompactConfig,
+    HybridConfig,
+    ModelConfig,
+    Preprocessing,
+    ResNetConfig,
+    ViTConfig,
+)
+from vitkit.models.names import find_name
+from vitkit.weights import timm
+from vitkit.weights.files import Tensors, write_safetensors
+
+FORMAT_VERSION = 1
+FAMILIES: dict[str, type[ModelConfig]] = {
+    "vit": ViTConfig,
+    "hybrid": HybridConfig,
+    "resnet": ResNetConfig,
+    "compact": CompactConfig,
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What our JSON says of a model."""
+
+    config: ModelConfig
+    preprocessing: Preprocessing
+    class_names: tuple[str, ...] | None
+
+
+def to_json(config: ModelConfig, preprocessing: Preprocessing, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the entry 'vitkit' of config.json, which is also the JSON beside a single file."""
+    family = next(name for name, cls in FAMILIES.items() if cls is type(config))
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": find_name(config),
+        "family": family,
+        "model": to_dict(config),
+        "preprocessing": to_dict(preprocessing),
+        "class_names": None if class_names is None else list(class_names),
+    }
+
+
+def from_json(entry: Any, path: Path) -> Stored:
+    """Return what a 'vitkit' entry says, checked."""
+    if not isinstance(entry, dict):
+        raise InputError(f"{path}: the entry 'vitkit' is not an object")
+    version = entry.get("format_version")
+    if version != FORMAT_VERSION:
+        raise InputError(f"{path} has format version {version!r}, this vitkit reads {FORMAT_VERSION}")
+    family = FAMILIES.get(str(entry.get("family")))
+    if family is None:
+        raise InputError(f"{path}: unknown family {entry.get('family')!r}; expected one of {', '.join(FAMILIES)}")
+    parts = {}
+    for part in ("model", "preprocessing"):
+        parts[part] = entry.get(part)
+        if not isinstance(parts[part], dict):
+            raise InputError(f"{path}: {part!r} is missing or not an object")
+    names = entry.get("class_names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise InputError(f"{path}: 'class_names' is not a list of texts")
+    return Stored(
+        from_dict(family, parts["model"], f"{path} (model)"),
+        from_dict(Preprocessing, parts["preprocessing"], f"{path} (preprocessing)"),
+        None if names is None else tuple(names),
+    )
+
+
+def sidecar(path: Path) -> Path:
+    """Return where the JSON of a single weight file stands."""
+    return path.with_name(path.name + ".json")
+
+
+def write_folder(
+    folder: Path,
+    config: ModelConfig,
+    tensors: Tensors,
+    preprocessing: Preprocessing,
+    class_names: tuple[str, ...] | None,
+    *,
+    force: bool = False,
+) -> None:
+    """Write a model folder that vitkit, timm and transformers open (the latter two where timm has the model)."""
+    entry = to_json(config, preprocessing, class_names)
+    document: dict[str, Any] = {}
+    portable = timm.unsupported(config) is None and not differing_numerics(config, timm.numerics(config))
+    if portable:
+        document = timm.describe(config, preprocessing)
+        if class_names is not None:
+            document["label_names"] = list(class_names)
+    document["vitkit"] = entry
+    with replacing(folder, force=force) as new:
+        write_safetensors(new / "model.safetensors", tensors)
+        write_json(new / "config.json", document)
+        card = model_card(config, preprocessing, class_names, portable)
+        (new / "README.md").write_text(card, encoding="utf-8")
+
+
+def differing_numerics(config: ModelConfig, theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the numerics in which a peer differs from the config: name -> (ours, theirs)."""
+    ours = {name: getattr(config, name) for name in theirs}
+    return {name: (ours[name], theirs[name]) for name in theirs if ours[name] != theirs[name]}
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def replacing(target: Path, *, force: bool) -> Iterator[Path]:
+    """Give a new folder beside `target` and rename it into place at the end; on an error nothing is left."""
+    if target.exists() and not force:
+        raise InputError(f"{target} exists; --force overwrites it")
+    if target.is_file():
+        raise InputError(f"{target} is a file; expected a folder to write")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise InputError(f"{target} can't be written: {error.strerror}") from None
+    try:
+        yield new
+        new.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        new.rename(target)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def model_card(
+    config: ModelConfig, preprocessing: Preprocessing, class_names: tuple[str, ...] | None, portable: bool
+) -> str:
+    """Return the README of a model folder."""
+    name = find_name(config) or "a model of no published size"
+    classes = f"{config.num_classes} classes" if config.num_classes else "no head: it gives features"
+    labels = f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
+    peers = (
+        "It also opens with timm (`timm.create_model('local-dir:FOLDER', pretrained=True)`) and with\n"
+        "`transformers.AutoModelForImageClassification.from_pretrained('FOLDER')`."
+        if portable
+        else "timm has no model with this architecture and numerics, so the folder opens with vitkit alone."
+    )
+    return f"""---
+library_name: {"timm" if portable else "vitkit"}
+tags: [image-classification, vision-transformer, vitkit]
+---
+
+# {name}
+
+{classes}{labels}; images of {config.size[0]}x{config.size[1]} pixels, {config.channels} channels.
+
+Preprocessing: {in_words(preprocessing)}.
+
+```python
+import vitkit
+
+model = vitkit.load("FOLDER")
+model.predict("photo.jpg")
+```
+
+{peers}
+"""
+
+
+def in_words(preprocessing: Preprocessing) -> str:
+    """Say what happens to an image."""
+    height, width = preprocessing.size
+    how = f"{preprocessing.interpolation}, mean {_numbers(preprocessing.mean)}, std {_numbers(preprocessing.std)}"
+    if preprocessing.crop_fraction is None:
+        return f"the whole image resized to {height}x{width}, {how}"
+    short = int(min(height, width) / preprocessing.crop_fraction)
+    return f"shorter side resized to {short}, centre crop {height}x{width}, {how}"
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return f"{values[0]:g}" if len(set(values)) == 1 else " ".join(f"{value:g}" for value in values)

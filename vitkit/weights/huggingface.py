@@ -1,0 +1,239 @@
+"""transformers' ViT and BiT: the names on disk, those that version 5 has in memory, and the folder's JSON files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from vitkit.errors import InputError
+from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
+from vitkit.weights.files import Tensors
+from vitkit.weights.layout import Reading
+from vitkit.weights.rules import COPY, POINTWISE, Rule, copies, stacked, to_ours, to_theirs
+
+LAYOUT = "transformers' layout"
+LAYER = "vit.encoder.layer.{i}."
+VIT_RULES = [
+    Rule("cls_token", ("vit.embeddings.cls_token",), COPY),
+    Rule("pos_embed", ("vit.embeddings.position_embeddings",), COPY),
+    *copies([("patch_embed.proj", "vit.embeddings.patch_embeddings.projection")]),
+    *[
+        Rule(
+            f"blocks.{{i}}.attn.qkv.{kind}",
+            tuple(f"{LAYER}attention.attention.{part}.{kind}" for part in ("query", "key", "value")),
+            stacked(3),
+        )
+        for kind in ("weight", "bias")
+    ],
+    *copies(
+        [
+            ("blocks.{i}.norm1", LAYER + "layernorm_before"),
+            ("blocks.{i}.attn.proj", LAYER + "attention.output.dense"),
+            ("blocks.{i}.norm2", LAYER + "layernorm_after"),
+            ("blocks.{i}.mlp.fc1", LAYER + "intermediate.dense"),
+            ("blocks.{i}.mlp.fc2", LAYER + "output.dense"),
+            ("norm", "vit.layernorm"),
+            ("pre_logits.fc", "vit.pooler.dense"),
+            ("head", "classifier"),
+        ]
+    ),
+]
+# Version 5's names in memory, each with its name on disk.
+MEMORY_NAMES = [
+    (r"vit\.layers\.(\d+)\.attention\.([qkv])_proj\.", r"vit.encoder.layer.\1.attention.attention.\2."),
+    (r"vit\.layers\.(\d+)\.attention\.o_proj\.", r"vit.encoder.layer.\1.attention.output.dense."),
+    (r"vit\.layers\.(\d+)\.mlp\.fc1\.", r"vit.encoder.layer.\1.intermediate.dense."),
+    (r"vit\.layers\.(\d+)\.mlp\.fc2\.", r"vit.encoder.layer.\1.output.dense."),
+    (r"vit\.layers\.(\d+)\.", r"vit.encoder.layer.\1."),
+    (r"attention\.attention\.q\.", "attention.attention.query."),
+    (r"attention\.attention\.k\.", "attention.attention.key."),
+    (r"attention\.attention\.v\.", "attention.attention.value."),
+]
+BIT_UNIT = "bit.encoder.stages.{s}.layers.{u}."
+BIT_RULES = [
+    Rule("stem.conv.weight", ("bit.embedder.convolution.weight",), COPY),
+    *[
+        Rule(f"stages.{{s}}.blocks.{{u}}.{part}.weight", (f"{BIT_UNIT}{part}.weight",), COPY)
+        for part in ("conv1", "conv2", "conv3", "downsample.conv")
+    ],
+    *copies([(f"stages.{{s}}.blocks.{{u}}.norm{n}", f"{BIT_UNIT}norm{n}") for n in "123"]),
+    *copies([("norm", "bit.norm")]),
+    Rule("head.fc.weight", ("classifier.1.weight",), POINTWISE),
+    Rule("head.fc.bias", ("classifier.1.bias",), COPY),
+]
+GELUS = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
+RESAMPLES = {2: "bilinear", 3: "bicubic"}
+
+
+def matches(names: Collection[str]) -> bool:
+    marks = ("embeddings.patch_embeddings.projection.weight", "embedder.convolution.weight")
+    return any(name.endswith(marks) for name in names)
+
+
+def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
+    """Return the tensors under our names, with what the folder's config says of the model."""
+    extra = extra or {}
+    bit = any(name.endswith("embedder.convolution.weight") for name in theirs)
+    family = "bit" if bit else "vit"
+    plain = {_disk_name(name, family): tensor for name, tensor in theirs.items()}
+    ours, unused = to_ours(BIT_RULES if bit else VIT_RULES, plain)
+    settings: dict[str, Any] = {}
+    if bit:
+        if extra.get("layer_type", "preactivation") != "preactivation" or extra.get("global_padding"):
+            raise InputError("only transformers' pre-activation BiT with default padding is supported")
+        settings |= {"standardization": "variance", "standardization_epsilon": 1e-8, "group_norm_epsilon": 1e-5}
+    else:
+        act = extra.get("hidden_act", "gelu")
+        if act not in GELUS:
+            raise InputError(f"transformers' activation {act!r} is not supported; one of {', '.join(GELUS)} is")
+        settings |= {
+            "gelu": GELUS[act],
+            "norm_epsilon": extra.get("layer_norm_eps", 1e-12),
+            "resample": "bicubic_plain",
+            "prefix_positions": True,
+        }
+        if "num_attention_heads" in extra:
+            settings["heads"] = extra["num_attention_heads"]
+        if "image_size" in extra:
+            settings["image_size"] = extra["image_size"]
+    reading = Reading(ours, unused, settings, {"crop_fraction": None, "interpolation": "bilinear"})
+    labels = extra.get("id2label")
+    if isinstance(labels, dict) and set(labels) == {str(index) for index in range(len(labels))}:
+        names = tuple(str(labels[str(index)]) for index in range(len(labels)))
+        if names != tuple(f"LABEL_{index}" for index in range(len(names))):
+            reading.class_names = names
+    if "preprocessor" in extra:
+        reading.preprocessing |= _read_preprocessor(extra["preprocessor"])
+    return reading
+
+
+def write(config: ModelConfig, ours: Tensors) -> Tensors:
+    """Return the tensors under the names that transformers keeps on disk."""
+    return to_theirs(BIT_RULES if isinstance(config, ResNetConfig) else VIT_RULES, ours, config, LAYOUT)
+
+
+def unsupported(config: ModelConfig) -> str | None:
+    """Say what transformers' native models have no place for in this one, or None."""
+    if isinstance(config, ResNetConfig):
+        return None
+    if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
+        return "it has native ViTs and BiT ResNets only"
+    if config.positions != "learned" or config.positions_at != "stem" or not config.prefix_positions:
+        return "its ViT has learned positions with a row for the class token"
+    if config.pool != "token" or config.registers or config.final_norm != "tokens":
+        return "its ViT reads the normalised class token and has no registers"
+    if config.layer_scale is not None:
+        return "its ViT has no LayerScale"
+    if config.pre_logits and config.num_classes:
+        return "its ViT classifier has no tanh layer before the head"
+    return None
+
+
+def numerics(config: ModelConfig) -> dict[str, Any]:
+    """Return the numerics that transformers computes whatever the config says."""
+    if isinstance(config, ResNetConfig):
+        return {"standardization": "variance", "standardization_epsilon": 1e-8, "group_norm_epsilon": 1e-5}
+    return {}
+
+
+def describe(config: ModelConfig, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the config.json of a native folder."""
+    names = class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
+    labels = {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+    if isinstance(config, ResNetConfig):
+        width = 64 * config.width_factor
+        return {
+            "model_type": "bit",
+            "architectures": ["BitForImageClassification" if config.num_classes else "BitModel"],
+            "num_channels": config.channels,
+            "embedding_size": width,
+            "hidden_sizes": [4 * width * 2**stage for stage in range(len(config.units))],
+            "depths": list(config.units),
+            "layer_type": "preactivation",
+            "hidden_act": "relu",
+            "num_groups": 32,
+            "width_factor": 1,
+            **labels,
+        }
+    assert isinstance(config, ViTConfig)
+    height, width = config.size
+    return {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": "gelu_pytorch_tanh" if config.gelu == "tanh" else "gelu",
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "layer_norm_eps": config.norm_epsilon,
+        "image_size": height if height == width else [height, width],
+        "patch_size": config.patch,
+        "num_channels": config.channels,
+        "qkv_bias": True,
+        **({"pooler_output_size": config.pre_logits} if config.pre_logits else {}),
+        **labels,
+    }
+
+
+def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the preprocessor_config.json of a native folder."""
+    height, width = preprocessing.size
+    values: dict[str, Any] = {
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
+        "resample": {name: code for code, name in RESAMPLES.items()}[preprocessing.interpolation],
+    }
+    if preprocessing.crop_fraction is None:
+        return {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}, **values}
+    if height != width:
+        raise InputError("transformers' image processors crop squares only; write another format")
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": int(height / preprocessing.crop_fraction)},
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
+        **values,
+    }
+
+
+def _disk_name(name: str, family: str) -> str:
+    if not name.startswith((f"{family}.", "classifier.")):
+        name = f"{family}.{name}"
+    for pattern, disk in MEMORY_NAMES:
+        name = re.sub(pattern, disk, name)
+    return name
+
+
+def _read_preprocessor(values: dict[str, Any]) -> dict[str, Any]:
+    if values.get("do_normalize", True):
+        found = {"mean": values.get("image_mean"), "std": values.get("image_std")}
+    else:
+        channels = len(values.get("image_mean") or (0, 0, 0))
+        found = {"mean": [0.0] * channels, "std": [1.0] * channels}
+    result: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    code = values.get("resample", 2)
+    if code not in RESAMPLES:
+        raise InputError(f"the image processor's resample {code!r} is not supported; bilinear and bicubic are")
+    result["interpolation"] = RESAMPLES[code]
+    size, crop = values.get("size"), values.get("crop_size")
+    shortest = size.get("shortest_edge") if isinstance(size, dict) else None
+    if shortest and values.get("do_center_crop", True) and crop:
+        edge = crop["height"] if isinstance(crop, dict) else crop
+        result["crop_fraction"] = _fraction(edge, shortest)
+    return result
+
+
+def _fraction(crop: int, resized: int) -> float:
+    """Return a crop fraction with int(crop / fraction) == resized."""
+    fraction = crop / resized
+    return fraction if int(crop / fraction) == resized else crop / (resized + 0.5)

@@ -1,0 +1,233 @@
+"""The config of a model from its tensors' shapes: what a weight file says of the network it fills."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from vitkit.config import from_dict
+from vitkit.errors import InputError
+from vitkit.models.configs import (
+    CompactConfig,
+    HybridConfig,
+    ModelConfig,
+    ResNetConfig,
+    Size,
+    ViTConfig,
+    as_size,
+)
+from vitkit.models.names import SIZES
+from vitkit.weights.files import Tensors
+
+# What a name fixes and a file must agree with.
+SHAPE_FIELDS = (
+    "width depth heads mlp_width patch backbone_units backbone_width units width_factor tokenizer kernel convolutions"
+).split()
+
+
+def infer_config(
+    tensors: Tensors, settings: dict[str, Any], named: ModelConfig | None, image_size: Size | None
+) -> ModelConfig:
+    """Return the config of the model that these tensors (under our names) belong to.
+
+    `settings` come from the file's layout or its config; `named` is the model the user named, and
+    `image_size` the size the user wants. Both help where shapes leave a choice: heads, non-square grids.
+    """
+    sizes = [settings.get("image_size"), image_size, named.size if named else None]
+    hints = [as_size(size if isinstance(size, int) else tuple(size)) for size in sizes if size is not None]
+    if "patch_embed.proj.weight" in tensors:
+        config = _vit(tensors, settings, named, hints)
+    elif "stem.conv.weight" in tensors:
+        config = _resnet(tensors, settings, hints)
+    elif "tokenizer.conv_layers.0.0.weight" in tensors:
+        config = _compact(tensors, settings, named, hints)
+    else:
+        raise InputError("the file holds no model of a known family")
+    if named is not None:
+        _check_name(config, named)
+    return config
+
+
+def _vit(
+    tensors: Tensors, settings: dict[str, Any], named: ModelConfig | None, hints: list[tuple[int, int]]
+) -> ModelConfig:
+    patch = tensors["patch_embed.proj.weight"]
+    width = patch.shape[0]
+    depth = _count(tensors, "blocks.", 1)
+    mlp = tensors.get("blocks.0.mlp.fc1.weight")
+    if patch.ndim != 4 or not depth or mlp is None:
+        raise InputError("the file holds no complete ViT: its blocks or patch embedding are missing")
+    found: dict[str, Any] = {
+        "width": width,
+        "depth": depth,
+        "mlp_width": mlp.shape[0],
+        "patch": patch.shape[2],
+        "channels": patch.shape[1],
+        "num_classes": _classes(tensors, "head.weight"),
+        "class_token": "cls_token" in tensors,
+        "registers": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
+        "final_norm": "pooled" if "fc_norm.weight" in tensors else "tokens",
+        "pre_logits": tensors["pre_logits.fc.weight"].shape[0] if "pre_logits.fc.weight" in tensors else 0,
+        "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in tensors else None,
+        "positions": "none",
+    }
+    found["heads"] = _heads(found, settings, named)
+    found["pool"] = settings.get("pool") or _pool(tensors)
+    family: type[ViTConfig] = ViTConfig
+    if backbone := _backbone(tensors):
+        family = HybridConfig
+        found |= backbone
+    if "pos_embed" in tensors:
+        table = tensors["pos_embed"]
+        found["positions"] = "learned"
+        found["positions_at"] = "every_layer" if table.shape[0] > 1 else "stem"
+        probe = _probe(family, found, settings, (10**6, 10**6))
+        grid_size, has_prefix = _grid_size(table.shape[1], probe, settings, hints)
+        found |= {"image_size": grid_size, "prefix_positions": has_prefix}
+    else:
+        if "pos_embed_x" in tensors:
+            found["positions"] = "learned_2d"
+        elif "blocks.0.attn.relative" in tensors:
+            found["positions"] = "relative"
+        found["image_size"] = hints[0] if hints else (224, 224)
+    return from_dict(family, {**settings, **_without(found, settings, "positions")}, "weight file")
+
+
+def _without(found: dict[str, Any], settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """Let a stored setting stand where the tensors can't tell: fixed positions leave no trace."""
+    if found[name] == "none" and name in settings:
+        found = {key: value for key, value in found.items() if key != name}
+    return found
+
+
+def _probe(
+    family: type[ViTConfig], found: dict[str, Any], settings: dict[str, Any], size: tuple[int, int]
+) -> ViTConfig:
+    return from_dict(family, {**settings, **found, "image_size": size, "positions": "none"}, "weight file")
+
+
+def _grid_size(
+    rows: int, probe: ViTConfig, settings: dict[str, Any], hints: list[tuple[int, int]]
+) -> tuple[tuple[int, int], bool]:
+    """Return the image size that a position table of this many rows belongs to, and whether it has prefix rows."""
+    prefix = probe.num_prefix
+    stated = settings.get("prefix_positions")
+    layouts = [stated] if stated is not None else [True, False]
+    for has_prefix in layouts:
+        patches = rows - (prefix if has_prefix else 0)
+        for size in hints:
+            if dataclasses.replace(probe, image_size=size).num_patches == patches:
+                return size, has_prefix
+    for has_prefix in layouts:
+        patches = rows - (prefix if has_prefix else 0)
+        side = math.isqrt(max(0, patches))
+        if side and side * side == patches:
+            return (side * probe.stride, side * probe.stride), has_prefix
+    raise InputError(
+        f"the position table has {rows} rows, which is no square grid; give the image size it was made for"
+    )
+
+
+def _heads(found: dict[str, Any], settings: dict[str, Any], named: ModelConfig | None) -> int:
+    heads = settings.get("heads") or getattr(named, "heads", None)
+    if heads is None:
+        shape = (found["width"], found["depth"], found["mlp_width"])
+        heads = next((row[3] for row in SIZES.values() if row[:3] == shape), None)
+    if heads is None:
+        raise InputError(
+            "the file doesn't say how many attention heads the model has: name the model, as in NAME@FILE"
+        )
+    return int(heads)
+
+
+def _pool(tensors: Tensors) -> str:
+    if "attn_pool.latent" in tensors:
+        return "map"
+    if "seq_pool.weight" in tensors:
+        return "seqpool"
+    return "token" if "cls_token" in tensors else "mean"
+
+
+def _backbone(tensors: Tensors) -> dict[str, Any]:
+    prefix = "patch_embed.backbone."
+    if f"{prefix}conv.weight" in tensors:
+        stem, units = tensors[f"{prefix}conv.weight"], ()
+    elif f"{prefix}stem.conv.weight" in tensors:
+        stem, units = tensors[f"{prefix}stem.conv.weight"], _units(tensors, f"{prefix}stages.")
+    else:
+        return {}
+    return {"backbone_units": units, "backbone_width": stem.shape[0], "channels": stem.shape[1]}
+
+
+def _resnet(tensors: Tensors, settings: dict[str, Any], hints: list[tuple[int, int]]) -> ModelConfig:
+    stem = tensors["stem.conv.weight"]
+    if stem.shape[0] % 64:
+        raise InputError(f"the ResNet's stem has {stem.shape[0]} channels, expected a multiple of 64")
+    found = {
+        "units": _units(tensors, "stages."),
+        "width_factor": stem.shape[0] // 64,
+        "channels": stem.shape[1],
+        "num_classes": _classes(tensors, "head.fc.weight"),
+        "image_size": hints[0] if hints else (224, 224),
+    }
+    return from_dict(ResNetConfig, {**settings, **found}, "weight file")
+
+
+def _compact(
+    tensors: Tensors, settings: dict[str, Any], named: ModelConfig | None, hints: list[tuple[int, int]]
+) -> ModelConfig:
+    first = tensors["tokenizer.conv_layers.0.0.weight"]
+    patches = "tokenizer.conv_layers.0.0.bias" in tensors
+    mlp = tensors.get("classifier.blocks.0.linear1.weight")
+    if mlp is None or first.ndim != 4:
+        raise InputError("the file holds no complete Compact Transformer: its blocks or tokenizer are missing")
+    width = mlp.shape[1]
+    convolutions = _count(tensors, "tokenizer.conv_layers.", 2)
+    fixed = getattr(named, "positions", "learned")
+    table = tensors.get("classifier.positional_emb")
+    found = {
+        "channels": first.shape[1],
+        "num_classes": _classes(tensors, "classifier.fc.weight"),
+        "width": width,
+        "depth": _count(tensors, "classifier.blocks.", 2),
+        "heads": settings.get("heads") or getattr(named, "heads", None) or max(1, width // 64),
+        "mlp_width": mlp.shape[0],
+        "tokenizer": "patches" if patches else "convolutions",
+        "kernel": first.shape[2],
+        "convolutions": convolutions,
+        "pool": "seqpool" if "classifier.attention_pool.weight" in tensors else "token",
+        "positions": "none" if table is None else "sine" if fixed == "sine" else "learned",
+    }
+    sizes = [*hints, *[(side, side) for side in range(8, 1025, 8)]]
+    for size in sizes:
+        config = from_dict(CompactConfig, {**settings, **found, "image_size": size}, "weight file")
+        if table is None or config.num_tokens == table.shape[1]:
+            return config
+    raise InputError(f"no image size gives the {table.shape[1]} tokens of the position table")  # type: ignore[union-attr]
+
+
+def _classes(tensors: Tensors, name: str) -> int:
+    return tensors[name].shape[0] if name in tensors else 0
+
+
+def _count(tensors: Tensors, prefix: str, place: int) -> int:
+    """Return how many modules are numbered after a prefix."""
+    numbers = {name.split(".")[place] for name in tensors if name.startswith(prefix)}
+    return len({number for number in numbers if number.isdigit()})
+
+
+def _units(tensors: Tensors, prefix: str) -> tuple[int, ...]:
+    place = prefix.count(".")
+    stages = _count(tensors, prefix, place)
+    return tuple(_count(tensors, f"{prefix}{stage}.blocks.", place + 2) for stage in range(stages))
+
+
+def _check_name(config: ModelConfig, named: ModelConfig) -> None:
+    if type(config) is not type(named):
+        kinds = (type(config).__name__, type(named).__name__)
+        raise InputError("the file holds a {}, the name means a {}".format(*(k.removesuffix("Config") for k in kinds)))
+    for field in SHAPE_FIELDS:
+        found, expected = getattr(config, field, None), getattr(named, field, None)
+        if found != expected:
+            raise InputError(f"the file's model has {field} {found}, the named one {expected}")

@@ -1,0 +1,298 @@
+"""The door to a trained model: a MODEL string becomes a network, its preprocessing and its class names."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.config import override
+from vitkit.errors import InputError
+from vitkit.models import build
+from vitkit.models.configs import ModelConfig, Preprocessing, Size, as_size
+from vitkit.models.model import Model
+from vitkit.models.names import canonical_name, default_preprocessing, find_name, model_config
+from vitkit.weights import google, huggingface, timm, torchvision
+from vitkit.weights.files import Tensors, read_header, read_json, read_tensors
+from vitkit.weights.folder import Stored, from_json, in_words, sidecar
+from vitkit.weights.infer import infer_config
+from vitkit.weights.layout import Reading
+from vitkit.weights.public import PublicWeights, download, find_timm_weights, find_weights
+
+LAYOUTS: tuple[ModuleType, ...] = (google, huggingface, torchvision, timm)
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+FIRST_CONVOLUTIONS = (
+    "patch_embed.backbone.stem.conv.weight",
+    "patch_embed.backbone.conv.weight",
+    "patch_embed.proj.weight",
+    "stem.conv.weight",
+    "tokenizer.conv_layers.0.0.weight",
+)
+MOST_NAMES = 20
+
+
+@dataclass
+class LoadedModel:
+    """A network ready for use, with what its source says of it."""
+
+    model: Model
+    preprocessing: Preprocessing
+    class_names: tuple[str, ...] | None
+    name: str
+    notes: tuple[str, ...] = ()
+    "Lines that a verb prints: what was assumed."
+
+
+@dataclass
+class Source:
+    """What a MODEL string means: a path with weights, or none for an untrained model; the model, if it was named."""
+
+    path: Path | None
+    named: str | None = None
+    public: PublicWeights | None = None
+
+
+def load_model(
+    spec: str | Path,
+    *,
+    image_size: Size | None = None,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    accept: Sequence[str] = (),
+    announce: Callable[[str], None] | None = None,
+) -> LoadedModel:
+    """Return the model that MODEL means, on the CPU, in evaluation mode.
+
+    image_size resamples positions; num_classes replaces a head of another size by a fresh one; channels
+    adapts the first convolution; accept names tensors (patterns) that may be unused or missing.
+    """
+    source = find_source(spec, announce or _say)
+    if source.path is None:
+        assert source.named is not None
+        asked = {"image_size": image_size, "num_classes": num_classes, "channels": channels}
+        config = model_config(source.named, **{k: v for k, v in asked.items() if v is not None})
+        note = f"{source.named} is untrained: its weights are random and its head is zero, so every class is equally likely"
+        if type(config).__name__ == "CompactConfig":
+            note = f"{source.named} is untrained: its weights are random, and so are its answers"
+        return LoadedModel(build(config).eval(), default_preprocessing(config), None, source.named, (note,))
+    named = model_config(source.named) if source.named else None
+    loaded = read_model(source.path, named, image_size, accept, source.public)
+    if channels is not None and channels != loaded.model.config.channels:
+        adapt_channels(loaded, channels)
+    if num_classes is not None and num_classes != loaded.model.config.num_classes:
+        loaded.model.reset_head(num_classes)
+        loaded.class_names = None
+    if image_size is not None and as_size(image_size) != loaded.model.config.size:
+        loaded.model.set_image_size(image_size)
+    loaded.preprocessing = dataclasses.replace(loaded.preprocessing, image_size=loaded.model.config.size)
+    loaded.model.eval()
+    return loaded
+
+
+def find_source(spec: str | Path, announce: Callable[[str], None]) -> Source:
+    """Return what a MODEL string means; an existing path wins, otherwise it is split at the first @."""
+    text = str(spec)
+    if text.startswith("hf-hub:"):
+        return Source(download(text.removeprefix("hf-hub:"), announce))
+    path = Path(text).expanduser()
+    if path.exists():
+        return Source(_model_folder(path))
+    if "@" in text:
+        name, _, rest = text.partition("@")
+        run = Path(name).expanduser()
+        if run.is_dir():
+            if rest != "last":
+                raise InputError(f"{text!r}: a run has its best model (no @) and @last, not @{rest}")
+            return Source(_model_folder(run / "model-last"))
+        model_config(name)
+        path = Path(rest).expanduser()
+        if path.exists():
+            return Source(_model_folder(path), name)
+        if _looks_like_path(rest):
+            raise InputError(f"no such file: {rest}")
+        return _public(find_weights(name, rest), announce)
+    if row := find_timm_weights(text):
+        return _public(row, announce)
+    if _looks_like_path(text):
+        raise InputError(f"no such file or folder: {text}")
+    return Source(None, text) if canonical_name(text) else Source(None)
+
+
+def read_model(
+    path: Path,
+    named: ModelConfig | None = None,
+    image_size: Size | None = None,
+    accept: Sequence[str] = (),
+    public: PublicWeights | None = None,
+) -> LoadedModel:
+    """Return the model of a weight file or folder, its format recognised from the content."""
+    file, extra, stored = _open(path)
+    layout, reading = _read_layout(file, read_header(file), extra)
+    try:
+        if stored is not None:
+            config = stored.config
+        else:
+            config = infer_config(reading.tensors, reading.settings, named, image_size)
+        missing = account(config, reading, accept)
+        tensors = layout.read(read_tensors(file), extra).tensors
+    except InputError as error:
+        message = str(error)
+        raise InputError(message if message.startswith(str(file)) else f"{file}: {message}") from None
+    model = fill(config, tensors, missing)
+    notes = []
+    if stored is not None:
+        preprocessing, class_names = stored.preprocessing, stored.class_names
+    else:
+        preprocessing, class_names = _preprocessing(config, reading, public), reading.class_names
+        if path.is_file() and public is None:
+            notes.append(f"preprocessing, which {file.name} doesn't state: {in_words(preprocessing)}")
+    if class_names is not None and len(class_names) != config.num_classes:
+        raise InputError(f"{path} names {len(class_names)} classes, its head has {config.num_classes}")
+    if missing:
+        notes.append(f"freshly initialised, not in {file.name}: {_names(missing)}")
+    return LoadedModel(model, preprocessing, class_names, find_name(config) or path.stem, tuple(notes))
+
+
+def account(config: ModelConfig, reading: Reading, accept: Sequence[str]) -> list[str]:
+    """Compare a file's tensors with the model's; return the accepted missing ones, fail on all else."""
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in build(config).state_dict().items()}
+    found = reading.tensors
+    for name, shape in expected.items():
+        if name in found and found[name].shape != shape:
+            raise InputError(f"{name} has shape {tuple(found[name].shape)}, the model's has {tuple(shape)}")
+
+    def refused(names: list[str]) -> list[str]:
+        return [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in accept)]
+
+    unused = [name for name in found if name not in expected] + reading.unused
+    missing = [name for name in expected if name not in found]
+    problems = []
+    if names := refused(unused):
+        problems.append(f"{len(names)} tensors that the model has no use for: {_names(names)}")
+    if names := refused(missing):
+        problems.append(f"{len(names)} tensors of the model missing: {_names(names)}")
+    if problems:
+        problems.append("accept them by name or pattern: --accept 'NAME*' (accept=[...] in Python)")
+        raise InputError("; ".join(problems))
+    return missing
+
+
+def fill(config: ModelConfig, tensors: Tensors, missing: Sequence[str]) -> Model:
+    """Return a model with these weights; what is missing is freshly initialised."""
+    if missing:
+        model = build(config)
+        names = model.state_dict().keys()
+        model.load_state_dict({name: tensors[name] for name in names if name in tensors}, strict=False)
+        return model
+    with torch.device("meta"):
+        model = build(config)
+    names = model.state_dict().keys()
+    model.load_state_dict({name: tensors[name].contiguous() for name in names}, assign=True)
+    if hasattr(model, "reset_tables"):
+        model.reset_tables()
+    return model
+
+
+def adapt_channels(loaded: LoadedModel, channels: int) -> None:
+    """Change the first convolution to another number of channels: to one by summing, else by repeating."""
+    old = loaded.model.config.channels
+    state = loaded.model.state_dict()
+    name = next(name for name in FIRST_CONVOLUTIONS if name in state)
+    state[name] = _adapt_kernel(state[name], channels)
+    loaded.model = fill(override(loaded.model.config, {"channels": channels}, "model"), state, ())
+
+    def adapt(values: tuple[float, ...]) -> tuple[float, ...]:
+        if channels == 1:
+            return (sum(values) / old,)
+        return tuple(values[index % old] for index in range(channels))
+
+    loaded.preprocessing = dataclasses.replace(
+        loaded.preprocessing, mean=adapt(loaded.preprocessing.mean), std=adapt(loaded.preprocessing.std)
+    )
+
+
+def _adapt_kernel(kernel: Tensor, channels: int) -> Tensor:
+    old = kernel.shape[1]
+    if channels == 1:
+        return kernel.sum(dim=1, keepdim=True)
+    return kernel[:, [index % old for index in range(channels)]] * (old / channels)
+
+
+def _open(path: Path) -> tuple[Path, dict[str, Any] | None, Stored | None]:
+    """Return a model's weight file, the JSON of its peers, and our own JSON."""
+    if path.is_file():
+        note = sidecar(path)
+        stored = from_json(read_json(note), note) if note.is_file() else None
+        return path, None, stored
+    config = path / "config.json"
+    if not config.is_file():
+        raise InputError(f"{path} is no model folder: it has no config.json")
+    document = read_json(config)
+    if "vitkit" in document:
+        return path / "model.safetensors", None, from_json(document["vitkit"], config)
+    preprocessor = path / "preprocessor_config.json"
+    if preprocessor.is_file():
+        document["preprocessor"] = read_json(preprocessor)
+    file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
+    if file is None:
+        raise InputError(f"{path} has no weights: expected {' or '.join(WEIGHT_FILES)}")
+    return file, document, None
+
+
+def _read_layout(file: Path, header: Tensors, extra: dict[str, Any] | None) -> tuple[ModuleType, Reading]:
+    for layout in LAYOUTS:
+        if layout.matches(header):
+            try:
+                return layout, layout.read(header, extra)
+            except InputError as error:
+                raise InputError(f"{file}: {error}") from None
+    shown = _names(sorted(header)[:5])
+    raise InputError(f"{file} has tensors of no known layout ({shown}); expected Google's, timm's, transformers', torchvision's or Compact-Transformers'")
+
+
+def _preprocessing(config: ModelConfig, reading: Reading, public: PublicWeights | None) -> Preprocessing:
+    stated = dict(reading.preprocessing)
+    if public is not None:
+        for name in ("crop_fraction", "interpolation", "mean", "std"):
+            stated[name] = getattr(public, name)
+    if config.channels != 3:
+        for name in ("mean", "std"):
+            if name in stated and len(stated[name]) != config.channels:
+                del stated[name]
+    return override(default_preprocessing(config), stated, "preprocessing")
+
+
+def _model_folder(path: Path) -> Path:
+    """Return the model folder inside a run, or the path itself."""
+    if path.is_dir() and not (path / "config.json").exists() and (path / "model" / "config.json").exists():
+        return path / "model"
+    if not path.exists():
+        raise InputError(f"no such file or folder: {path}")
+    return path
+
+
+def _public(row: PublicWeights, announce: Callable[[str], None]) -> Source:
+    folder = download(row.hub_id, announce, row.size_bytes(), row.licence)
+    return Source(folder, row.name, row)
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.startswith((".", "/", "~")) or Path(text).suffix in (".npz", ".safetensors", ".pth", ".pt", ".bin")
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,163 @@
+"""Rules between our tensor names and another layout's: patterns of names, and how the values move."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import InputError
+from vitkit.models.configs import ModelConfig
+from vitkit.weights.files import Tensors
+
+_FIELD = re.compile(r"\{(\w)(\+1)?(:02)?\}")
+
+
+@dataclass(frozen=True)
+class Move:
+    """How values move: several of theirs to one of ours, and back."""
+
+    to_ours: Callable[[Sequence[Tensor]], Tensor]
+    to_theirs: Callable[[Tensor, ModelConfig], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One of our names, their name or names for it, and the move between them.
+
+    Names may hold fields: {i} a number, {i+1} the same counted from one, {i+1:02} with two digits.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    move: Move
+
+    @cached_property
+    def our_pattern(self) -> Pattern:
+        return Pattern(self.ours)
+
+    @cached_property
+    def their_patterns(self) -> tuple[Pattern, ...]:
+        return tuple(Pattern(name) for name in self.theirs)
+
+
+class Pattern:
+    """A name with numbered fields."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.fields = [(match[1], bool(match[2])) for match in _FIELD.finditer(text)]
+        parts = _FIELD.split(text)[::4]
+        self.regex = re.compile(r"(\d+)".join(map(re.escape, parts)))
+
+    def match(self, name: str) -> dict[str, int] | None:
+        """Return the numbers in a name of this pattern, counted from zero."""
+        match = self.regex.fullmatch(name)
+        if match is None:
+            return None
+        numbers = zip(self.fields, match.groups(), strict=True)
+        values = {field: int(digits) - from_one for (field, from_one), digits in numbers}
+        return values if self.format(values) == name else None
+
+    def format(self, values: dict[str, int]) -> str:
+        """Return the name with these numbers."""
+
+        def write(match: re.Match[str]) -> str:
+            return f"{values[match[1]] + bool(match[2]):{'02' if match[3] else ''}}"
+
+        return _FIELD.sub(write, self.text)
+
+
+def to_ours(rules: Iterable[Rule], theirs: Tensors) -> tuple[Tensors, list[str]]:
+    """Return the tensors under our names, and the names that no rule reads."""
+    ours: Tensors = {}
+    used: set[str] = set()
+    for rule in rules:
+        for name in theirs:
+            values = rule.their_patterns[0].match(name)
+            if values is None:
+                continue
+            names = [pattern.format(values) for pattern in rule.their_patterns]
+            absent = [name for name in names if name not in theirs]
+            if absent:
+                raise InputError(f"tensor {absent[0]} is missing, though {name} is there")
+            target = rule.our_pattern.format(values)
+            try:
+                ours[target] = rule.move.to_ours([theirs[name] for name in names])
+            except (RuntimeError, ValueError, IndexError):
+                shapes = ", ".join(f"{name} {tuple(theirs[name].shape)}" for name in names)
+                raise InputError(f"tensor of an unexpected shape: {shapes}") from None
+            used.update(names)
+    return ours, [name for name in theirs if name not in used]
+
+
+def to_theirs(rules: Iterable[Rule], ours: Tensors, config: ModelConfig, layout: str) -> Tensors:
+    """Return the tensors under their names; a tensor that their layout has no place for is an error."""
+    theirs: Tensors = {}
+    rules = list(rules)
+    for name, tensor in ours.items():
+        for rule in rules:
+            values = rule.our_pattern.match(name)
+            if values is not None:
+                moved = rule.move.to_theirs(tensor, config)
+                names = [pattern.format(values) for pattern in rule.their_patterns]
+                theirs.update(zip(names, moved, strict=True))
+                break
+        else:
+            raise InputError(f"{layout} has no place for {name}")
+    return theirs
+
+
+def _heads(config: ModelConfig) -> int:
+    return config.heads  # type: ignore[attr-defined, no-any-return]
+
+
+def _stack_heads(kernels: Sequence[Tensor]) -> Tensor:
+    return torch.cat([kernel.flatten(1).T for kernel in kernels])  # each (width, heads, size)
+
+
+def _split_heads(weight: Tensor, config: ModelConfig, parts: int) -> list[Tensor]:
+    return [part.T.unflatten(1, (_heads(config), -1)) for part in weight.chunk(parts)]
+
+
+def split_heads(parts: int) -> Move:
+    """Flax attention kernels (width, heads, size), each part its own, against one stacked matrix."""
+    return Move(_stack_heads, lambda weight, config: _split_heads(weight, config, parts))
+
+
+def split_head_biases(parts: int) -> Move:
+    """Flax attention biases (heads, size) against one stacked vector."""
+    return Move(
+        lambda biases: torch.cat([bias.flatten() for bias in biases]),
+        lambda bias, config: [part.unflatten(0, (_heads(config), -1)) for part in bias.chunk(parts)],
+    )
+
+
+def stacked(parts: int) -> Move:
+    """Matrices or vectors of their own against one stacked along the first axis."""
+    return Move(torch.cat, lambda tensor, _: tensor.chunk(parts))
+
+
+COPY = Move(lambda tensors: tensors[0], lambda tensor, _: [tensor])
+DENSE = Move(lambda tensors: tensors[0].T, lambda tensor, _: [tensor.T])
+CONV = Move(lambda tensors: tensors[0].permute(3, 2, 0, 1), lambda tensor, _: [tensor.permute(2, 3, 1, 0)])
+# Old files keep norms as (1, 1, 1, channels).
+VECTOR = Move(lambda tensors: tensors[0].flatten(), lambda tensor, _: [tensor])
+# Flax's attention output kernel is (heads, size, width).
+OUT = Move(
+    lambda tensors: tensors[0].flatten(0, 1).T,
+    lambda tensor, config: [tensor.T.unflatten(0, (_heads(config), -1))],
+)
+# A 1x1 convolution against a dense layer.
+POINTWISE = Move(lambda tensors: tensors[0][:, :, None, None], lambda tensor, _: [tensor[:, :, 0, 0]])
+
+
+def copies(pairs: Iterable[tuple[str, str]], move: Move = COPY) -> list[Rule]:
+    """Rules for pairs of modules that both have a weight and a bias."""
+    return [
+        Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",), move) for ours, theirs in pairs for kind in ("weight", "bias")
+    ]

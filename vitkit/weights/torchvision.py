@@ -1,0 +1,77 @@
+"""torchvision's VisionTransformer, in the names it writes now and in its older ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from vitkit.models.configs import HybridConfig, ModelConfig, ViTConfig
+from vitkit.models.names import IMAGENET_MEAN_STD
+from vitkit.weights.files import Tensors
+from vitkit.weights.layout import Reading
+from vitkit.weights.rules import COPY, Rule, copies, to_ours, to_theirs
+
+LAYOUT = "torchvision's layout"
+LAYER = "encoder.layers.encoder_layer_{i}."
+RULES = [
+    Rule("cls_token", ("class_token",), COPY),
+    Rule("pos_embed", ("encoder.pos_embedding",), COPY),
+    Rule("blocks.{i}.attn.qkv.weight", (LAYER + "self_attention.in_proj_weight",), COPY),
+    Rule("blocks.{i}.attn.qkv.bias", (LAYER + "self_attention.in_proj_bias",), COPY),
+    *copies(
+        [
+            ("patch_embed.proj", "conv_proj"),
+            ("blocks.{i}.norm1", LAYER + "ln_1"),
+            ("blocks.{i}.attn.proj", LAYER + "self_attention.out_proj"),
+            ("blocks.{i}.norm2", LAYER + "ln_2"),
+            ("blocks.{i}.mlp.fc1", LAYER + "mlp.0"),
+            ("blocks.{i}.mlp.fc2", LAYER + "mlp.3"),
+            ("norm", "encoder.ln"),
+            ("pre_logits.fc", "heads.pre_logits"),
+            ("head", "heads.head"),
+        ]
+    ),
+]
+
+
+def matches(names: Collection[str]) -> bool:
+    return "conv_proj.weight" in names
+
+
+def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
+    """Return the tensors under our names, with torchvision's numerics and ImageNet's mean and deviation."""
+    plain = {name.replace(".linear_1.", ".0.").replace(".linear_2.", ".3."): t for name, t in theirs.items()}
+    ours, unused = to_ours(RULES, plain)
+    settings = {"gelu": "erf", "norm_epsilon": 1e-6, "resample": "bicubic", "prefix_positions": True}
+    mean, std = IMAGENET_MEAN_STD
+    preprocessing = {"crop_fraction": 0.875, "interpolation": "bilinear", "mean": mean, "std": std}
+    return Reading(ours, unused, settings, preprocessing)
+
+
+def write(config: ModelConfig, ours: Tensors) -> Tensors:
+    """Return the tensors under torchvision's names."""
+    return to_theirs(RULES, ours, config, LAYOUT)
+
+
+def unsupported(config: ModelConfig) -> str | None:
+    """Say what torchvision has no place for in this model, or None."""
+    if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
+        return "it has plain ViTs only"
+    if config.positions != "learned" or config.positions_at != "stem" or not config.prefix_positions:
+        return "its ViT has learned positions with a row for the class token"
+    if config.pool != "token" or config.registers or config.final_norm != "tokens":
+        return "its ViT reads the normalised class token and has no registers"
+    if config.layer_scale is not None:
+        return "its ViT has no LayerScale"
+    if config.size[0] != config.size[1] or config.size[0] % config.patch:
+        return "its images are squares of whole patches"
+    if config.channels != 3:
+        return "its images have three channels"
+    if not config.num_classes:
+        return "its ViT has a head"
+    return None
+
+
+def numerics(config: ModelConfig) -> dict[str, Any]:
+    """Return the numerics that torchvision computes whatever the config says."""
+    return {"gelu": "erf", "norm_epsilon": 1e-6}
