@@ -20,7 +20,8 @@ def models(pattern: str = "*", weights: bool = False) -> list[dict[str, Any]]:
     rows = [
         weights_row(entry)
         for entry in PUBLIC
-        if entry.name in names and fnmatch.fnmatchcase(entry.tag, tag or "*")
+        if entry.name in names
+        and (fnmatch.fnmatchcase(entry.tag, tag or "*") or (tag == "pretrained" and entry.default))
     ]
     if not rows:
         raise InputError(f"no public weights for {pattern!r}; `vit models --weights` lists them all")

@@ -95,6 +95,12 @@ def test_weights_of_one_model() -> None:
     assert entry.tag in models(entry.name)[0]["weights"]
 
 
+def test_the_tag_of_the_default_weights() -> None:
+    (row,) = models("B/16@pretrained", weights=True)
+    assert row["default"]
+    assert row in models("B/16", weights=True)
+
+
 def test_the_page_of_weights(vit) -> None:
     answer = vit("models", "--weights")
     assert answer.status == 0

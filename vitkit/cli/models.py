@@ -28,10 +28,10 @@ def models(
 def print_models(rows: list[dict[str, Any]]) -> None:
     from vitkit.cli.output import print_table
 
-    numbers = ["image", "classes", "tokens", "parameters", "MACs"]
+    right = ["image", "classes", "tokens", "parameters", "MACs", "weights"]
     print_table(
         None,
-        ["name", "other name", *numbers, "weights"],
+        ["name", "other name", *right],
         [
             [
                 row["name"],
@@ -41,23 +41,23 @@ def print_models(rows: list[dict[str, Any]]) -> None:
                 "" if row["tokens"] is None else str(row["tokens"]),
                 f"{row['parameters'] / 1e6:,.2f} M",
                 f"{row['macs'] / 1e9:,.2f} G",
-                " ".join(row["weights"]),
+                str(len(row["weights"]) or ""),
             ]
             for row in rows
         ],
-        caption="MACs: multiply-accumulates for one image. Either name works everywhere, and so does any other "
-        "patch or image size: B/20, vit_base_patch16_384.",
-        right=numbers,
+        caption="Either name works everywhere, and so does another patch or image size of a ViT: B/20, "
+        "vit_base_patch16_384.\nMACs are for one image. `vit models --weights` lists the public weights.",
+        right=right,
     )
 
 
 def print_weights(rows: list[dict[str, Any]]) -> None:
     from vitkit.cli.output import print_table
 
-    numbers = ["size", "classes", "image", "top-1"]
+    right = ["size", "classes", "image", "top-1"]
     print_table(
         None,
-        ["weights", "hub id", "licence", *numbers, "preprocessing"],
+        ["weights", "hub id", "licence", *right, "preprocessing"],
         [
             [
                 row["weights"] + (" *" if row["default"] else ""),
@@ -71,8 +71,8 @@ def print_weights(rows: list[dict[str, Any]]) -> None:
             ]
             for row in rows
         ],
-        caption="* what the bare tag-less name of the model loads. top-1: as published by the source.",
-        right=numbers,
+        caption="* also NAME@pretrained. top-1 is ImageNet accuracy as published.",
+        right=right,
     )
 
 
@@ -83,5 +83,10 @@ def size(sides: list[int]) -> str:
 
 def preprocessing(settings: dict[str, Any]) -> str:
     crop = settings["crop_fraction"]
-    mean, std = (",".join(f"{number:g}" for number in settings[key]) for key in ("mean", "std"))
-    return f"{settings['interpolation']}, {'no crop' if crop is None else f'crop {crop:g}'}, mean {mean}, std {std}"
+    mean, std = (numbers(settings[key]) for key in ("mean", "std"))
+    return f"{settings['interpolation']}, crop {crop:g}, mean {mean}, std {std}"
+
+
+def numbers(channels: list[float]) -> str:
+    """Say a number for each channel, or the one that all share."""
+    return ",".join(f"{number:g}" for number in dict.fromkeys(channels))

@@ -188,6 +188,11 @@ class HybridConfig(ViTConfig):
 
     def __post_init__(self) -> None:
         self.require(len(self.backbone_units) <= 4, "a ResNet backbone has at most four stages")
+        self.require(min(self.backbone_units, default=1) >= 1, "every stage of backbone_units needs a unit")
+        self.require(
+            self.backbone_width >= 32 and self.backbone_width % 32 == 0,
+            f"backbone_width must be a multiple of GroupNorm's 32 groups, not {self.backbone_width}",
+        )
         super().__post_init__()
 
     @property
@@ -235,7 +240,7 @@ class ResNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(len(self.units) >= 1, "units must name at least one stage")
+        self.require(len(self.units) >= 1 and min(self.units) >= 1, "units needs at least one unit in each stage")
         self.require(self.width_factor >= 1, f"width_factor must be at least 1, not {self.width_factor}")
 
     @property

@@ -1,0 +1,111 @@
+"""Eager CPU inference of ViT-B/16 beside timm's: speed in interleaved rounds, peak memory in processes of their own.
+
+    python benchmarks/eager_inference.py [--rounds 20] [--batch-size 8] [--name B/16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import vitkit
+
+RESULT = Path(__file__).parents[1] / "docs" / "results" / "eager_inference.json"
+PEERS = ("vitkit", "timm")
+
+
+def build(peer: str, name: str) -> torch.nn.Module:
+    """Return the same network from either library: timm's numerics, so that both do the same arithmetic."""
+    if peer == "timm":
+        import timm
+
+        from vitkit.models.names import other_name
+
+        alias = other_name(name)
+        assert alias is not None
+        return timm.create_model(alias).eval()
+    return vitkit.create_model(name, gelu="erf").eval()
+
+
+def run_once(model: torch.nn.Module, images: torch.Tensor) -> float:
+    """Return the seconds of one forward pass."""
+    start = time.perf_counter()
+    with torch.inference_mode():
+        model(images)
+    return time.perf_counter() - start
+
+
+def peak_memory(peer: str, name: str, batch_size: int) -> None:
+    """Print this process's peak resident memory in bytes after three passes, above what the imports took."""
+    import timm  # noqa: F401 (both processes import the same)
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model, images = build(peer, name), torch.rand(batch_size, 3, 224, 224)
+    for _ in range(3):
+        run_once(model, images)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--name", default="B/16")
+    parser.add_argument("--peak", choices=PEERS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        peak_memory(arguments.peak, arguments.name, arguments.batch_size)
+        return
+    images = torch.rand(arguments.batch_size, 3, 224, 224)
+    models = {peer: build(peer, arguments.name) for peer in PEERS}
+    models["vitkit"].load_state_dict(models["timm"].state_dict())
+    with torch.inference_mode():
+        difference = (models["vitkit"](images) - models["timm"](images)).abs().max().item()
+        models["timm"](images)
+    seconds: dict[str, list[float]] = {peer: [] for peer in PEERS}
+    for number in range(arguments.rounds):
+        order = PEERS if number % 2 == 0 else PEERS[::-1]
+        for peer in order:
+            seconds[peer].append(run_once(models[peer], images))
+        print(f"round {number + 1}: " + ", ".join(f"{p} {seconds[p][-1]:.3f} s" for p in PEERS), file=sys.stderr)
+    ratios = [timm / ours for ours, timm in zip(seconds["vitkit"], seconds["timm"], strict=True)]
+    command = [sys.executable, __file__, "--name", arguments.name, "--batch-size", str(arguments.batch_size), "--peak"]
+    memory = {
+        peer: min(int(subprocess.check_output([*command, peer])) for _ in range(3)) for peer in PEERS
+    }
+    result = {
+        "command": "python benchmarks/eager_inference.py " + " ".join(sys.argv[1:]),
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "model": arguments.name,
+        "batch_size": arguments.batch_size,
+        "rounds": arguments.rounds,
+        "largest_logit_difference": difference,
+        "images_per_second": {
+            peer: arguments.batch_size / statistics.median(times) for peer, times in seconds.items()
+        },
+        "speed_ratio_median": statistics.median(ratios),
+        "peak_memory_bytes": memory,
+    }
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    for peer in PEERS:
+        print(
+            f"{peer:8} {result['images_per_second'][peer]:6.2f} images/s  peak {memory[peer] / 1e6:7.1f} MB"  # type: ignore[index]
+        )
+    print(f"speed relative to timm, median of {arguments.rounds} rounds: {result['speed_ratio_median']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
