@@ -36,7 +36,7 @@ format: $(INSTALLED)
 
 quickstart: $(INSTALLED)
 	@$(BIN)/vit models
-	@echo "Ti/16 without trained weights, on the photos that scikit-learn ships: a random model's guesses."
+	@echo "A randomly initialised Ti/16 classifies the photos that scikit-learn ships, so these are guesses:"
 	@$(BIN)/vit predict Ti/16 "$$($(BIN)/python -c 'import sklearn; print(sklearn.__path__[0])')/datasets/images"
 
 clean:

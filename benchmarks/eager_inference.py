@@ -1,6 +1,6 @@
 """Eager CPU inference of ViT-B/16 beside timm's: speed in interleaved rounds, peak memory in processes of their own.
 
-    python benchmarks/eager_inference.py [--rounds 20] [--batch-size 8] [--name B/16]
+python benchmarks/eager_inference.py [--rounds 20] [--batch-size 8] [--name B/16]
 """
 
 from __future__ import annotations
@@ -77,12 +77,20 @@ def main() -> None:
         order = PEERS if number % 2 == 0 else PEERS[::-1]
         for peer in order:
             seconds[peer].append(run_once(models[peer], images))
-        print(f"round {number + 1}: " + ", ".join(f"{p} {seconds[p][-1]:.3f} s" for p in PEERS), file=sys.stderr)
+        print(
+            f"round {number + 1}: " + ", ".join(f"{p} {seconds[p][-1]:.3f} s" for p in PEERS), file=sys.stderr
+        )
     ratios = [timm / ours for ours, timm in zip(seconds["vitkit"], seconds["timm"], strict=True)]
-    command = [sys.executable, __file__, "--name", arguments.name, "--batch-size", str(arguments.batch_size), "--peak"]
-    memory = {
-        peer: min(int(subprocess.check_output([*command, peer])) for _ in range(3)) for peer in PEERS
-    }
+    command = [
+        sys.executable,
+        __file__,
+        "--name",
+        arguments.name,
+        "--batch-size",
+        str(arguments.batch_size),
+        "--peak",
+    ]
+    memory = {peer: min(int(subprocess.check_output([*command, peer])) for _ in range(3)) for peer in PEERS}
     result = {
         "command": "python benchmarks/eager_inference.py " + " ".join(sys.argv[1:]),
         "date": datetime.date.today().isoformat(),

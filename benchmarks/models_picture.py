@@ -1,6 +1,6 @@
 """Draws the README's picture: every listed model by parameters and arithmetic, from `vitkit.cost`.
 
-    python benchmarks/models_picture.py
+python benchmarks/models_picture.py
 """
 
 from __future__ import annotations
@@ -40,8 +40,20 @@ def main() -> None:
         for name in names:
             if name in LABELS:
                 place = (costs[name].macs / 1e9, costs[name].parameters / 1e6)
-                axes.annotate(name, place, xytext=(6, -9 if name in BELOW else 5), textcoords="offset points", fontsize=8, color="#374151")
-    axes.set(xscale="log", yscale="log", xlabel="multiply-adds per image, in billions", ylabel="parameters, in millions")
+                axes.annotate(
+                    name,
+                    place,
+                    xytext=(6, -9 if name in BELOW else 5),
+                    textcoords="offset points",
+                    fontsize=8,
+                    color="#374151",
+                )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="multiply-adds per image, in billions",
+        ylabel="parameters, in millions",
+    )
     axes.set_title("Every model of the papers, by name", loc="left", fontsize=13, fontweight="bold")
     axes.grid(True, which="major", color="#e5e7eb", linewidth=0.7)
     axes.set_axisbelow(True)

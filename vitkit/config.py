@@ -50,9 +50,7 @@ def override(config: D, settings: Mapping[str, Any], where: str) -> D:
     return dataclasses.replace(config, **check_settings(type(config), settings, where))
 
 
-def check_settings(
-    cls: type[DataclassInstance], settings: Mapping[str, Any], where: str
-) -> dict[str, Any]:
+def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings converted to the types of the fields of `cls`, or raise InputError."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls) if field.init]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """What `vit convert` writes."""
 
     vitkit = "vitkit"
@@ -19,7 +19,9 @@ class Format(str, Enum):
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="MODEL: a file, a folder, NAME@FILE, NAME@TAG, ...")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="MODEL: a file, a folder, NAME@FILE, NAME@TAG, ...")
+    ],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder or file to write.")],
     to: Annotated[Format, typer.Option(help="Format to write.")] = Format.vitkit,
     image_size: Annotated[
@@ -39,14 +41,14 @@ def convert(
     Reads Google's .npz, timm, transformers, torchvision and Compact-Transformers files and folders,
     recognised by their content. A single file gets a JSON beside it with numerics and preprocessing.
     """
+    from vitkit.cli.arguments import parse_size
     from vitkit.cli.output import note, print_json
-    from vitkit.cli.cost import parse_size
     from vitkit.weights.convert import convert as run
 
     result = run(
         source,
         target,
-        to.value,  # type: ignore[arg-type]
+        to.value,
         image_size=None if image_size is None else parse_size(image_size),
         num_classes=num_classes,
         channels=channels,

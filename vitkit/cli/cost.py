@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 import typer
 
+from vitkit.cli.arguments import parse_size
 from vitkit.errors import InputError
 
 
@@ -48,16 +48,6 @@ def cost(
         print_json(reports if len(reports) > 1 else reports[0])
     else:
         print_reports(reports)
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Return (height, width) of 384 or 384x512."""
-    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text)
-    if not match:
-        raise InputError(
-            f"--image-size is {text!r}; expected pixels such as 384, or height x width as in 384x512"
-        )
-    return int(match[1]), int(match[2] or match[1])
 
 
 def print_reports(reports: list[dict[str, Any]]) -> None:

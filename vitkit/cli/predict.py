@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.cost import parse_size
+from vitkit.cli.arguments import parse_size
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.errors import InputError
 

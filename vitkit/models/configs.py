@@ -240,7 +240,9 @@ class ResNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(len(self.units) >= 1 and min(self.units) >= 1, "units needs at least one unit in each stage")
+        self.require(
+            len(self.units) >= 1 and min(self.units) >= 1, "units needs at least one unit in each stage"
+        )
         self.require(self.width_factor >= 1, f"width_factor must be at least 1, not {self.width_factor}")
 
     @property

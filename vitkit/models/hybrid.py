@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitkit.models.configs import HybridConfig
 from vitkit.models.layers import StandardizedConv2d, lecun_normal_, pad_same
-from vitkit.models.vit import VisionTransformer
+from vitkit.models.vit import Embedding, VisionTransformer
 
 
 class Stem(nn.Module):
@@ -87,7 +87,7 @@ class Backbone(nn.Module):
         return self.stages(self.stem(images))
 
 
-class HybridEmbedding(nn.Module):
+class HybridEmbedding(Embedding):
     """Patches of the feature map, projected to the ViT's width."""
 
     def __init__(self, config: HybridConfig) -> None:
@@ -104,7 +104,7 @@ class Hybrid(VisionTransformer):
 
     config: HybridConfig
 
-    def build_embedding(self, config: HybridConfig) -> nn.Module:  # type: ignore[override]
+    def build_embedding(self, config: HybridConfig) -> Embedding:  # type: ignore[override]
         return HybridEmbedding(config)
 
     def init_embedding(self) -> None:

@@ -192,7 +192,7 @@ def lecun_normal_(weight: Tensor) -> Tensor:
 def init_encoder_layer(module: nn.Module) -> None:
     """Fill an attention or MLP as the official code does (ViT in Flax)."""
     if isinstance(module, (Attention, MapPool)):
-        for name, linear in module.named_children():
+        for linear in module.children():
             if isinstance(linear, nn.Linear):
                 fan_in = linear.in_features  # q, k and v are one square matrix each
                 bound = math.sqrt(6.0 / (2 * fan_in))

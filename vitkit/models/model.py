@@ -39,6 +39,9 @@ class Model(nn.Module):
         """Replace the whole head by a freshly initialised linear one."""
         raise NotImplementedError
 
+    def reset_tables(self) -> None:
+        """Compute the fixed tables, which no weight file holds."""
+
     def resample_positions(self, old: ModelConfig) -> None:
         """Fit what depends on the input size to `self.config`, coming from `old`."""
 

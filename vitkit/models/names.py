@@ -183,7 +183,8 @@ def find_name(config: ModelConfig) -> str | None:
 
 def default_preprocessing(config: ModelConfig) -> Preprocessing:
     """Return the preprocessing of a model whose weights don't state their own: timm's for its family."""
-    mean, std, crop, interpolation = (0.5,) * 3, (0.5,) * 3, 0.9, "bicubic"
+    mean: tuple[float, ...] = (0.5,) * config.channels
+    std, crop, interpolation = mean, 0.9, "bicubic"
     if isinstance(config, ResNetConfig):
         crop, interpolation = 0.875, "bilinear"
     elif isinstance(config, CompactConfig):
@@ -193,9 +194,8 @@ def default_preprocessing(config: ModelConfig) -> Preprocessing:
             100: CIFAR100_MEAN_STD,
             102: FLOWERS_MEAN_STD,
         }
-        mean, std = by_classes.get(config.num_classes, IMAGENET_MEAN_STD)
-    if config.channels != 3:
-        mean, std = (0.5,) * config.channels, (0.5,) * config.channels
+        if config.channels == 3:
+            mean, std = by_classes.get(config.num_classes, IMAGENET_MEAN_STD)
     return from_dict(
         Preprocessing,
         dict(image_size=config.size, crop_fraction=crop, interpolation=interpolation, mean=mean, std=std),

@@ -70,6 +70,11 @@ class Stage(nn.Module):
             *[Bottleneck(config, 4 * middle, middle, 1, first=False) for _ in range(units - 1)],
         )
 
+    def forward(self, x: Tensor, checkpointing: bool = False) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
+        return x
+
 
 class Head(nn.Module):
     """A linear layer, kept as a 1x1 convolution as in the published weights."""
@@ -111,11 +116,7 @@ class ResNet(Model):
                 raise InputError(f"a ResNet has no {' or '.join(sorted(undefined))} to record")
         x = self.stem(images)  # (batch, 64 * width_factor, height / 4, width / 4)
         for stage in self.stages:
-            for block in stage.blocks:
-                if self.activation_checkpointing and torch.is_grad_enabled():
-                    x = checkpoint(block, x, use_reentrant=False)
-                else:
-                    x = block(x)
+            x = stage(x, self.activation_checkpointing and torch.is_grad_enabled())
         return F.relu(self.norm(x)).mean(dim=(2, 3))  # (batch, features)
 
     def classify(self, features: Tensor) -> Tensor:

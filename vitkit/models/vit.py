@@ -27,7 +27,13 @@ from vitkit.models.positions import concat_axes, resample_line, resample_table, 
 from vitkit.models.record import Record
 
 
-class PatchEmbedding(nn.Module):
+class Embedding(nn.Module):
+    """What makes patch tokens of images; its last step is a projection to the encoder's width."""
+
+    proj: nn.Conv2d
+
+
+class PatchEmbedding(Embedding):
     """One linear layer, shared by all patches."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -71,7 +77,9 @@ class VisionTransformer(Model):
     """ViT as in the paper, with the positions, pools and regularisers of its successors."""
 
     config: ViTConfig
+    pos_embed: nn.Parameter
     positions: Tensor | None
+    head: nn.Module
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -202,11 +210,12 @@ class VisionTransformer(Model):
         elif new.positions == "sincos_2d":
             self.reset_tables()
         elif new.positions == "relative":
-            for block in self.blocks:
-                table = resample_line(block.attn.relative.data, 2 * new.num_tokens - 1)
-                block.attn.relative = _parameter_like(table, block.attn.relative)
+            for module in self.modules():
+                if isinstance(module, Attention) and module.relative is not None:
+                    table = resample_line(module.relative.data, 2 * new.num_tokens - 1)
+                    module.relative = _parameter_like(table, module.relative)
 
-    def build_embedding(self, config: ViTConfig) -> nn.Module:
+    def build_embedding(self, config: ViTConfig) -> Embedding:
         return PatchEmbedding(config)
 
     def _build_positions(self, config: ViTConfig) -> None:
@@ -241,18 +250,19 @@ class VisionTransformer(Model):
         if self.config.pool == "seqpool":
             lecun_normal_(self.seq_pool.weight)
             nn.init.zeros_(self.seq_pool.bias)
-        if self.config.pre_logits:
-            lecun_normal_(self.pre_logits.fc.weight)
-            nn.init.zeros_(self.pre_logits.fc.bias)
+        for module in self.pre_logits.modules():
+            if isinstance(module, nn.Linear):
+                lecun_normal_(module.weight)
+                nn.init.zeros_(module.bias)
         self._reset_head_parameters()
 
     def init_embedding(self) -> None:
         lecun_normal_(self.patch_embed.proj.weight)
-        nn.init.zeros_(self.patch_embed.proj.bias)
+        nn.init.constant_(self.patch_embed.proj.get_parameter("bias"), 0.0)
 
     @torch.no_grad()
     def _reset_head_parameters(self) -> None:
-        if self.config.num_classes:
+        if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
             nn.init.constant_(self.head.bias, self.config.head_bias)
 

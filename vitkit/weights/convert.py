@@ -44,7 +44,9 @@ def convert(
     force: bool = False,
 ) -> dict[str, Any]:
     """Read MODEL and write it in another format; return what was written."""
-    loaded = load_model(source, image_size=image_size, num_classes=num_classes, channels=channels, accept=accept)
+    loaded = load_model(
+        source, image_size=image_size, num_classes=num_classes, channels=channels, accept=accept
+    )
     path = Path(target).expanduser()
     save(loaded, path, to, accept=accept, force=force)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
@@ -73,7 +75,9 @@ def save(
         differing = differing_numerics(config, layout.numerics(config))
         if differing and "numerics" not in accept:
             listed = ", ".join(f"{name} {theirs} for {ours}" for name, (ours, theirs) in differing.items())
-            raise InputError(f"{peer} computes {listed}, so its logits would differ; --accept numerics writes it anyway")
+            raise InputError(
+                f"{peer} computes {listed}, so its logits would differ; --accept numerics writes it anyway"
+            )
         tensors = layout.write(config, tensors)
     writer = _file_writer(path, to)
     if writer is not None:
@@ -96,7 +100,9 @@ def _file_writer(path: Path, to: Format) -> Callable[[Path, Tensors], None] | No
         ".pth": lambda path, tensors: torch.save({k: t.contiguous() for k, t in tensors.items()}, path),
     }
     if (path.suffix == ".npz") != (to == "npz"):
-        raise InputError(f"--to {to} can't write {path.name}: .npz files are --to npz, and the other way round")
+        raise InputError(
+            f"--to {to} can't write {path.name}: .npz files are --to npz, and the other way round"
+        )
     if to == "hf" and path.suffix in writers:
         raise InputError("--to hf writes a folder: give a path without an ending")
     if to == "torchvision" and path.suffix not in writers:

@@ -43,7 +43,9 @@ class Stored:
     class_names: tuple[str, ...] | None
 
 
-def to_json(config: ModelConfig, preprocessing: Preprocessing, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+def to_json(
+    config: ModelConfig, preprocessing: Preprocessing, class_names: tuple[str, ...] | None
+) -> dict[str, Any]:
     """Return the entry 'vitkit' of config.json, which is also the JSON beside a single file."""
     family = next(name for name, cls in FAMILIES.items() if cls is type(config))
     return {
@@ -65,12 +67,14 @@ def from_json(entry: Any, path: Path) -> Stored:
         raise InputError(f"{path} has format version {version!r}, this vitkit reads {FORMAT_VERSION}")
     family = FAMILIES.get(str(entry.get("family")))
     if family is None:
-        raise InputError(f"{path}: unknown family {entry.get('family')!r}; expected one of {', '.join(FAMILIES)}")
-    parts = {}
+        raise InputError(
+            f"{path}: unknown family {entry.get('family')!r}; expected one of {', '.join(FAMILIES)}"
+        )
+    parts: dict[str, dict[str, Any]] = {}
     for part in ("model", "preprocessing"):
-        parts[part] = entry.get(part)
-        if not isinstance(parts[part], dict):
+        if not isinstance(entry.get(part), dict):
             raise InputError(f"{path}: {part!r} is missing or not an object")
+        parts[part] = entry[part]
     names = entry.get("class_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise InputError(f"{path}: 'class_names' is not a list of texts")
@@ -118,7 +122,9 @@ def differing_numerics(config: ModelConfig, theirs: dict[str, Any]) -> dict[str,
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )
 
 
 @contextmanager
@@ -149,7 +155,9 @@ def model_card(
     """Return the README of a model folder."""
     name = find_name(config) or "a model of no published size"
     classes = f"{config.num_classes} classes" if config.num_classes else "no head: it gives features"
-    labels = f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
+    labels = (
+        f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
+    )
     peers = (
         "It also opens with timm (`timm.create_model('local-dir:FOLDER', pretrained=True)`) and with\n"
         "`transformers.AutoModelForImageClassification.from_pretrained('FOLDER')`."

@@ -24,7 +24,12 @@ from vitkit.weights.rules import (
 
 LAYOUT = "Google's .npz"
 # The official code resizes the whole image to the input's size.
-GOOGLE_PREPROCESSING = {"crop_fraction": None, "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.5,) * 3}
+GOOGLE_PREPROCESSING = {
+    "crop_fraction": None,
+    "interpolation": "bilinear",
+    "mean": (0.5,) * 3,
+    "std": (0.5,) * 3,
+}
 PREFIXES = ("opt/target/", "params/img/", "params/")
 BLOCK = "Transformer/encoderblock_{i}/"
 # vit_jax's first files count a block's modules in order of call; Linen counts each kind from zero.
@@ -124,7 +129,9 @@ BIT_RULES = [
         for number, letter in zip("123", "abc", strict=True)
         for rule in (
             *_bit_part(f"{_OUR_UNIT}norm{number}", f"{_BIT_UNIT}{letter}"),
-            Rule(f"{_OUR_UNIT}conv{number}.weight", (f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel",), CONV),
+            Rule(
+                f"{_OUR_UNIT}conv{number}.weight", (f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel",), CONV
+            ),
         )
     ],
     Rule(f"{_OUR_UNIT}downsample.conv.weight", (f"{_BIT_UNIT}a/proj/standardized_conv2d/kernel",), CONV),
@@ -145,7 +152,11 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
     if any(name.startswith("resnet/") for name in theirs):
         plain = {re.sub(r"((?:standardized_)?conv2d|group_norm)_\d+", r"\1", n): t for n, t in theirs.items()}
         ours, unused = to_ours(BIT_RULES, plain)
-        numerics = {"standardization": "variance", "standardization_epsilon": 1e-10, "group_norm_epsilon": 1e-5}
+        numerics = {
+            "standardization": "variance",
+            "standardization_epsilon": 1e-10,
+            "group_norm_epsilon": 1e-5,
+        }
         return Reading(ours, unused, numerics, GOOGLE_PREPROCESSING)
     plain = _linen_names(theirs)
     settings: dict[str, Any] = {"gelu": "tanh", "norm_epsilon": 1e-6, "resample": "bilinear_corners"}

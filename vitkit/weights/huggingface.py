@@ -82,11 +82,17 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
     if bit:
         if extra.get("layer_type", "preactivation") != "preactivation" or extra.get("global_padding"):
             raise InputError("only transformers' pre-activation BiT with default padding is supported")
-        settings |= {"standardization": "variance", "standardization_epsilon": 1e-8, "group_norm_epsilon": 1e-5}
+        settings |= {
+            "standardization": "variance",
+            "standardization_epsilon": 1e-8,
+            "group_norm_epsilon": 1e-5,
+        }
     else:
         act = extra.get("hidden_act", "gelu")
         if act not in GELUS:
-            raise InputError(f"transformers' activation {act!r} is not supported; one of {', '.join(GELUS)} is")
+            raise InputError(
+                f"transformers' activation {act!r} is not supported; one of {', '.join(GELUS)} is"
+            )
         settings |= {
             "gelu": GELUS[act],
             "norm_epsilon": extra.get("layer_norm_eps", 1e-12),
@@ -194,7 +200,11 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
         "resample": {name: code for code, name in RESAMPLES.items()}[preprocessing.interpolation],
     }
     if preprocessing.crop_fraction is None:
-        return {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}, **values}
+        return {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": height, "width": width},
+            **values,
+        }
     if height != width:
         raise InputError("transformers' image processors crop squares only; write another format")
     return {
@@ -223,7 +233,9 @@ def _read_preprocessor(values: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
     code = values.get("resample", 2)
     if code not in RESAMPLES:
-        raise InputError(f"the image processor's resample {code!r} is not supported; bilinear and bicubic are")
+        raise InputError(
+            f"the image processor's resample {code!r} is not supported; bilinear and bicubic are"
+        )
     result["interpolation"] = RESAMPLES[code]
     size, crop = values.get("size"), values.get("crop_size")
     shortest = size.get("shortest_edge") if isinstance(size, dict) else None

@@ -151,8 +151,9 @@ def _pool(tensors: Tensors) -> str:
 
 def _backbone(tensors: Tensors) -> dict[str, Any]:
     prefix = "patch_embed.backbone."
+    units: tuple[int, ...] = ()
     if f"{prefix}conv.weight" in tensors:
-        stem, units = tensors[f"{prefix}conv.weight"], ()
+        stem = tensors[f"{prefix}conv.weight"]
     elif f"{prefix}stem.conv.weight" in tensors:
         stem, units = tensors[f"{prefix}stem.conv.weight"], _units(tensors, f"{prefix}stages.")
     else:
@@ -181,7 +182,9 @@ def _compact(
     patches = "tokenizer.conv_layers.0.0.bias" in tensors
     mlp = tensors.get("classifier.blocks.0.linear1.weight")
     if mlp is None or first.ndim != 4:
-        raise InputError("the file holds no complete Compact Transformer: its blocks or tokenizer are missing")
+        raise InputError(
+            "the file holds no complete Compact Transformer: its blocks or tokenizer are missing"
+        )
     width = mlp.shape[1]
     convolutions = _count(tensors, "tokenizer.conv_layers.", 2)
     fixed = getattr(named, "positions", "learned")
@@ -226,7 +229,9 @@ def _units(tensors: Tensors, prefix: str) -> tuple[int, ...]:
 def _check_name(config: ModelConfig, named: ModelConfig) -> None:
     if type(config) is not type(named):
         kinds = (type(config).__name__, type(named).__name__)
-        raise InputError("the file holds a {}, the name means a {}".format(*(k.removesuffix("Config") for k in kinds)))
+        raise InputError(
+            "the file holds a {}, the name means a {}".format(*(k.removesuffix("Config") for k in kinds))
+        )
     for field in SHAPE_FIELDS:
         found, expected = getattr(config, field, None), getattr(named, field, None)
         if found != expected:

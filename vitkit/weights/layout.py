@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitkit.models.configs import Preprocessing
 from vitkit.weights.files import Tensors
 
 

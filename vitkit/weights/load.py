@@ -197,8 +197,7 @@ def fill(config: ModelConfig, tensors: Tensors, missing: Sequence[str]) -> Model
         model = build(config)
     names = model.state_dict().keys()
     model.load_state_dict({name: tensors[name].contiguous() for name in names}, assign=True)
-    if hasattr(model, "reset_tables"):
-        model.reset_tables()
+    model.reset_tables()
     return model
 
 
@@ -256,7 +255,9 @@ def _read_layout(file: Path, header: Tensors, extra: dict[str, Any] | None) -> t
             except InputError as error:
                 raise InputError(f"{file}: {error}") from None
     shown = _names(sorted(header)[:5])
-    raise InputError(f"{file} has tensors of no known layout ({shown}); expected Google's, timm's, transformers', torchvision's or Compact-Transformers'")
+    raise InputError(
+        f"{file} has tensors of no known layout ({shown}); expected Google's, timm's, transformers', torchvision's or Compact-Transformers'"
+    )
 
 
 def _preprocessing(config: ModelConfig, reading: Reading, public: PublicWeights | None) -> Preprocessing:
@@ -286,7 +287,13 @@ def _public(row: PublicWeights, announce: Callable[[str], None]) -> Source:
 
 
 def _looks_like_path(text: str) -> bool:
-    return text.startswith((".", "/", "~")) or Path(text).suffix in (".npz", ".safetensors", ".pth", ".pt", ".bin")
+    return text.startswith((".", "/", "~")) or Path(text).suffix in (
+        ".npz",
+        ".safetensors",
+        ".pth",
+        ".pt",
+        ".bin",
+    )
 
 
 def _names(names: Sequence[str]) -> str:

@@ -169,7 +169,9 @@ def find_timm_weights(name: str) -> PublicWeights | None:
     return next((row for row in PUBLIC if row.hub_id == f"timm/{name}"), None)
 
 
-def download(hub_id: str, announce: Callable[[str], None], size_bytes: int | None = None, licence: str = "") -> Path:
+def download(
+    hub_id: str, announce: Callable[[str], None], size_bytes: int | None = None, licence: str = ""
+) -> Path:
     """Return the local folder of a hub model: its config and weights, fetched unless they are in the cache."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

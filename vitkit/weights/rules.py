@@ -113,7 +113,7 @@ def to_theirs(rules: Iterable[Rule], ours: Tensors, config: ModelConfig, layout:
 
 
 def _heads(config: ModelConfig) -> int:
-    return config.heads  # type: ignore[attr-defined, no-any-return]
+    return config.heads  # type: ignore[attr-defined]
 
 
 def _stack_heads(kernels: Sequence[Tensor]) -> Tensor:
@@ -139,7 +139,7 @@ def split_head_biases(parts: int) -> Move:
 
 def stacked(parts: int) -> Move:
     """Matrices or vectors of their own against one stacked along the first axis."""
-    return Move(torch.cat, lambda tensor, _: tensor.chunk(parts))
+    return Move(lambda tensors: torch.cat(list(tensors)), lambda tensor, _: tensor.chunk(parts))
 
 
 COPY = Move(lambda tensors: tensors[0], lambda tensor, _: [tensor])
@@ -159,5 +159,7 @@ POINTWISE = Move(lambda tensors: tensors[0][:, :, None, None], lambda tensor, _:
 def copies(pairs: Iterable[tuple[str, str]], move: Move = COPY) -> list[Rule]:
     """Rules for pairs of modules that both have a weight and a bias."""
     return [
-        Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",), move) for ours, theirs in pairs for kind in ("weight", "bias")
+        Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",), move)
+        for ours, theirs in pairs
+        for kind in ("weight", "bias")
     ]

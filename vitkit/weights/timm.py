@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from vitkit.errors import InputError
@@ -32,7 +33,8 @@ POOLS_BACK = {theirs: ours for ours, theirs in POOLS.items()}
 
 def matches(names: Collection[str]) -> bool:
     return any(
-        name in names for name in ("patch_embed.proj.weight", "stem.conv.weight", "tokenizer.conv_layers.0.0.weight")
+        name in names
+        for name in ("patch_embed.proj.weight", "stem.conv.weight", "tokenizer.conv_layers.0.0.weight")
     )
 
 
@@ -43,8 +45,14 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
     settings: dict[str, Any] = {}
     if "patch_embed.proj.weight" in theirs:
         settings |= {"gelu": "erf", "norm_epsilon": 1e-6, "resample": "bicubic"}
-    if any(name.endswith("stem.conv.weight") or name == "patch_embed.backbone.conv.weight" for name in theirs):
-        settings |= {"standardization": "variance", "standardization_epsilon": 1e-8, "group_norm_epsilon": 1e-5}
+    if any(
+        name.endswith("stem.conv.weight") or name == "patch_embed.backbone.conv.weight" for name in theirs
+    ):
+        settings |= {
+            "standardization": "variance",
+            "standardization_epsilon": 1e-8,
+            "group_norm_epsilon": 1e-5,
+        }
     reading = Reading(theirs, settings=settings)
     if extra is not None:
         _read_config(reading, extra)
@@ -54,10 +62,8 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
 def _read_config(reading: Reading, config: dict[str, Any]) -> None:
     settings, args = reading.settings, config.get("model_args") or {}
     if "patch_embed.proj.weight" in reading.tensors:
-        try:
+        with suppress(InputError, AttributeError):  # an architecture that timm has and we don't name
             settings["heads"] = model_config(str(config.get("architecture"))).heads  # type: ignore[attr-defined]
-        except (InputError, AttributeError):
-            pass
         if "num_heads" in args:
             settings["heads"] = args["num_heads"]
         pool = args.get("global_pool", config.get("global_pool", "token"))
