@@ -311,9 +311,11 @@ def _vit_head(config: ViTConfig) -> Iterator[Operation]:
         case "mean":
             yield Operation("pool", elementwise=width)
         case "map":
-            yield from _map_pool(tokens, width, config.heads, config.mlp_width)
+            yield from _map_pool(config.num_patches, width, config.heads, config.mlp_width)
         case "seqpool":
-            yield from _sequence_pool(tokens, width)
+            yield from _sequence_pool(config.num_patches, width)
+            if config.num_prefix:  # the patches are a view, which keeps the whole sequence beside a copy
+                yield Operation("pool", saved=tokens * width)
     if config.final_norm == "pooled":
         yield _layer_norm(1, width, saved=kept)
         kept = width

@@ -116,7 +116,7 @@ class CompactTransformer(Model):
         classifier = self.classifier
         tokens = self.tokenizer(images)  # (batch, patches, width)
         if self.config.pool == "token":
-            tokens = torch.cat([classifier.class_emb.expand(len(tokens), -1, -1), tokens], dim=1)
+            tokens = torch.cat([classifier.class_emb.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         if self.config.positions != "none":
             tokens = tokens + classifier.positional_emb
         tokens = classifier.drop(tokens)
@@ -154,6 +154,8 @@ class CompactTransformer(Model):
         """Fill all weights as the published code does."""
         for module in self.modules():
             _init(module)
+        if self.config.pool == "token":
+            nn.init.zeros_(self.classifier.class_emb)
         if self.config.positions == "learned":
             nn.init.trunc_normal_(self.classifier.positional_emb, std=0.2)
         elif self.config.positions == "sine":
@@ -166,5 +168,8 @@ def _init(module: nn.Module) -> None:
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        module.reset_parameters()
     elif isinstance(module, nn.Conv2d):
+        module.reset_parameters()  # PyTorch's own bias
         nn.init.kaiming_normal_(module.weight)

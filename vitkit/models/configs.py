@@ -291,6 +291,8 @@ class CompactConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("width", "depth", "heads", "mlp_width", "kernel", "convolutions"):
+            self.require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
         self.require(
             self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
         )

@@ -190,7 +190,7 @@ def lecun_normal_(weight: Tensor) -> Tensor:
 
 
 def init_encoder_layer(module: nn.Module) -> None:
-    """Fill an attention or MLP as the official code does (ViT in Flax)."""
+    """Fill an attention, MLP, scale or norm as the official code does (ViT in Flax)."""
     if isinstance(module, (Attention, MapPool)):
         for linear in module.children():
             if isinstance(linear, nn.Linear):
@@ -209,3 +209,5 @@ def init_encoder_layer(module: nn.Module) -> None:
             nn.init.normal_(linear.bias, std=1e-6)
     elif isinstance(module, LayerScale):
         nn.init.constant_(module.gamma, module.value)
+    elif isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
+        module.reset_parameters()

@@ -112,7 +112,7 @@ _PAPER_RESNET = re.compile(r"BiT-(?:[SML]-)?R(\d+)x([1-4])")
 _TIMM_RESNET = re.compile(r"resnetv2_(\d+)x([1-4])_bit[sm]?")
 _PAPER_COMPACT = re.compile(rf"(CCT|CVT|ViT-Lite)-(\d+)/({_NUMBER})(?:x([1-9]))?")
 _OFFICIAL_COMPACT = re.compile(
-    rf"(cct|cvt|vit)_(\d+)_({_NUMBER})(?:x([1-9]))?_({_NUMBER})(_c100)?(_sine)?(_fl)?"
+    rf"(cct|cvt|vit)_(\d+)_({_NUMBER})(?:x([1-9]))?_({_NUMBER})(_sine)?(_c100)?(_fl)?"
 )
 
 IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -146,7 +146,8 @@ def canonical_name(name: str) -> str:
         return f"{match[1]}/{match[2]}"
     if hybrid := _hybrid(name):
         return hybrid[0]
-    if match := _PAPER_RESNET.fullmatch(name) or _TIMM_RESNET.fullmatch(name):
+    match = _PAPER_RESNET.fullmatch(name) or _TIMM_RESNET.fullmatch(name)
+    if match and int(match[1]) in RESNETS:
         return f"BiT-R{match[1]}x{match[2]}"
     if compact := _compact(name):
         return compact[0]
@@ -255,7 +256,7 @@ def _compact(name: str) -> tuple[str, dict[str, Any]] | None:
     if match := _PAPER_COMPACT.fullmatch(name):
         family, layers, kernel, convolutions = match.groups()
     elif match := _OFFICIAL_COMPACT.fullmatch(name):
-        family, layers, kernel, convolutions, side, c100, sine, flowers = match.groups()
+        family, layers, kernel, convolutions, side, sine, c100, flowers = match.groups()
         family = {"cct": "CCT", "cvt": "CVT", "vit": "ViT-Lite"}[family]
         image_size, positions = int(side), "sine" if sine else None
         classes = 100 if c100 else 102 if flowers else None

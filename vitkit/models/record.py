@@ -18,7 +18,7 @@ class Record:
 
     attention: layer -> (batch, heads, tokens, tokens), rows sum to one
     tokens: layer -> (batch, tokens, width), after that block
-    pooling: (batch, heads, tokens), the weights of a MAP head or SeqPool (one head)
+    pooling: (batch, heads, patches), the weights of a MAP head or SeqPool (one head)
     features: (batch, width), what the head reads
 
     `reduce(kind, layer, tensor)` replaces what is kept, layer by layer, so that a whole network's

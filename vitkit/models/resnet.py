@@ -82,8 +82,12 @@ class Head(nn.Module):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.fc = nn.Conv2d(config.num_features, config.num_classes, 1)
+        self.initial_bias = config.head_bias
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         nn.init.zeros_(self.fc.weight)
-        nn.init.constant_(self.fc.bias, config.head_bias)  # type: ignore[arg-type]
+        nn.init.constant_(self.fc.get_parameter("bias"), self.initial_bias)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.fc(features[:, :, None, None]).flatten(1)
@@ -130,10 +134,12 @@ class ResNet(Model):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill the convolutions; their scale doesn't matter, since they are standardised."""
+        """Fill all weights; the convolutions' scale doesn't matter, since they are standardised."""
         for module in self.modules():
             if isinstance(module, StandardizedConv2d):
                 lecun_normal_(module.weight)
+            elif isinstance(module, (nn.GroupNorm, Head)):
+                module.reset_parameters()
 
 
 def _conv(

@@ -137,9 +137,9 @@ class VisionTransformer(Model):
         tokens = self.patch_embed(images)  # (batch, patches, width)
         prefix = []
         if config.class_token:
-            prefix.append(self.cls_token.expand(len(tokens), -1, -1))
+            prefix.append(self.cls_token.expand(tokens.shape[0], -1, -1))
         if config.registers:
-            prefix.append(self.reg_token.expand(len(tokens), -1, -1))
+            prefix.append(self.reg_token.expand(tokens.shape[0], -1, -1))
         if prefix:
             tokens = torch.cat([*prefix, tokens], dim=1)
         if config.positions_at == "stem":
@@ -176,15 +176,16 @@ class VisionTransformer(Model):
 
     def pool(self, tokens: Tensor, record: Record | None = None) -> Tensor:
         """Return (batch, width); all tokens where the pool is 'none'."""
+        patches = tokens[:, self.config.num_prefix :]
         match self.config.pool:
             case "token":
                 return tokens[:, 0]
             case "mean":
-                return tokens[:, self.config.num_prefix :].mean(dim=1)
+                return patches.mean(dim=1)
             case "map":
-                return self.attn_pool(tokens, record)
+                return self.attn_pool(patches, record)
             case "seqpool":
-                return sequence_pool(tokens, self.seq_pool(tokens), record)
+                return sequence_pool(patches, self.seq_pool(patches), record)
             case _:
                 return tokens
 
@@ -247,6 +248,8 @@ class VisionTransformer(Model):
                 nn.init.normal_(parameter, std=0.02)
             elif name == "reg_token":
                 nn.init.normal_(parameter, std=1e-6)
+            elif name == "cls_token":
+                nn.init.zeros_(parameter)
         if self.config.pool == "seqpool":
             lecun_normal_(self.seq_pool.weight)
             nn.init.zeros_(self.seq_pool.bias)

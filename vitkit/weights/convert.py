@@ -89,7 +89,15 @@ def save(
             preprocessor = huggingface.describe_preprocessing(loaded.preprocessing)
             write_json(new / "preprocessor_config.json", preprocessor)
     else:
-        write_folder(path, config, tensors, loaded.preprocessing, loaded.class_names, force=force)
+        write_folder(
+            path,
+            config,
+            tensors,
+            loaded.preprocessing,
+            loaded.class_names,
+            accept_numerics="numerics" in accept,
+            force=force,
+        )
 
 
 def _file_writer(path: Path, to: Format) -> Callable[[Path, Tensors], None] | None:

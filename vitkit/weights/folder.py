@@ -97,12 +97,17 @@ def write_folder(
     preprocessing: Preprocessing,
     class_names: tuple[str, ...] | None,
     *,
+    accept_numerics: bool = False,
     force: bool = False,
 ) -> None:
-    """Write a model folder that vitkit, timm and transformers open (the latter two where timm has the model)."""
+    """Write a model folder that vitkit, timm and transformers open (the latter two where timm has the model).
+
+    accept_numerics lets those two open it although they compute some numerics otherwise.
+    """
     entry = to_json(config, preprocessing, class_names)
     document: dict[str, Any] = {}
-    portable = timm.unsupported(config) is None and not differing_numerics(config, timm.numerics(config))
+    differing = differing_numerics(config, timm.numerics(config))
+    portable = timm.unsupported(config) is None and (accept_numerics or not differing)
     if portable:
         document = timm.describe(config, preprocessing)
         if class_names is not None:

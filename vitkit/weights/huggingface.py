@@ -64,6 +64,15 @@ BIT_RULES = [
 ]
 GELUS = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
 RESAMPLES = {2: "bilinear", 3: "bicubic"}
+# What changes transformers' BiT without a trace in its tensors.
+BIT_SETTINGS = {
+    "layer_type": "preactivation",
+    "hidden_act": "relu",
+    "global_padding": None,
+    "num_groups": 32,
+    "embedding_dynamic_padding": False,
+    "output_stride": 32,
+}
 
 
 def matches(names: Collection[str]) -> bool:
@@ -80,8 +89,9 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
     ours, unused = to_ours(BIT_RULES if bit else VIT_RULES, plain)
     settings: dict[str, Any] = {}
     if bit:
-        if extra.get("layer_type", "preactivation") != "preactivation" or extra.get("global_padding"):
-            raise InputError("only transformers' pre-activation BiT with default padding is supported")
+        for name, value in BIT_SETTINGS.items():
+            if (found := extra.get(name, value)) != value:
+                raise InputError(f"transformers' BiT with {name} {found!r} is not supported, only {value!r}")
         settings |= {
             "standardization": "variance",
             "standardization_epsilon": 1e-8,
@@ -93,6 +103,9 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
             raise InputError(
                 f"transformers' activation {act!r} is not supported; one of {', '.join(GELUS)} is"
             )
+        pooler = extra.get("pooler_act", "tanh")
+        if "pre_logits.fc.weight" in ours and pooler != "tanh":
+            raise InputError(f"transformers' ViT with pooler_act {pooler!r} is not supported, only 'tanh'")
         settings |= {
             "gelu": GELUS[act],
             "norm_epsilon": extra.get("layer_norm_eps", 1e-12),

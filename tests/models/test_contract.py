@@ -1,0 +1,524 @@
+"""What every model family keeps: shapes, gradients, save and load, another head or size, compile and export."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import time
+import typing
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitkit.errors import InputError
+from vitkit.models import build
+from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
+from vitkit.models.model import Model
+from vitkit.models.names import model_config
+from vitkit.models.record import Record
+
+SHAPE: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_width=24, num_classes=5)
+VIT: dict[str, Any] = dict(SHAPE, image_size=(16, 24), patch=4)
+HYBRID: dict[str, Any] = dict(SHAPE, image_size=(32, 48), backbone_width=32)
+COMPACT: dict[str, Any] = dict(SHAPE, image_size=(16, 24))
+
+ONE_BLOCK: dict[str, Any] = dict(VIT, depth=1)
+
+MODELS: dict[str, ModelConfig] = {
+    "vit": ViTConfig(**VIT),
+    "vit-registers": ViTConfig(**VIT, registers=2, prefix_positions=False, layer_scale=0.1),
+    "vit-mean-sincos": ViTConfig(**VIT, pool="mean", positions="sincos_2d", final_norm="pooled"),
+    "vit-map-axes": ViTConfig(
+        **VIT, pool="map", registers=1, positions="learned_2d", positions_at="every_layer"
+    ),
+    "vit-seqpool-relative": ViTConfig(**VIT, pool="seqpool", class_token=True, positions="relative"),
+    "vit-shared": ViTConfig(**VIT, pre_logits=12, positions_at="every_layer_shared", gelu="erf"),
+    "vit-unpooled": ViTConfig(**VIT, pool="none", positions="none"),
+    "hybrid": HybridConfig(**HYBRID, patch=1, backbone_units=(1, 2)),
+    "hybrid-stem": HybridConfig(**HYBRID, patch=4, backbone_units=(), standardization="std"),
+    "bit": ResNetConfig(image_size=(32, 24), num_classes=5, units=(1, 2)),
+    "vit-lite": CompactConfig(**COMPACT, tokenizer="patches", kernel=4, pool="token"),
+    "cvt": CompactConfig(**COMPACT, tokenizer="patches", kernel=4, positions="sine"),
+    "cct": CompactConfig(**COMPACT, convolutions=2),
+}
+# One of each kind of forward pass, as small as can be: compiling and exporting take their time.
+COMPILED: dict[str, ModelConfig] = {
+    "vit-registers": ViTConfig(**ONE_BLOCK, registers=1, layer_scale=0.1, pre_logits=8),
+    "vit-map-axes": ViTConfig(
+        **ONE_BLOCK, pool="map", positions="learned_2d", positions_at="every_layer_shared"
+    ),
+    "vit-seqpool-relative": ViTConfig(**ONE_BLOCK, pool="seqpool", positions="relative"),
+    "hybrid": HybridConfig(**dict(HYBRID, depth=1), patch=2, backbone_units=(1,)),
+    "bit": ResNetConfig(image_size=(16, 24), num_classes=5, units=(1,)),
+    "vit-lite": CompactConfig(**dict(COMPACT, depth=1), tokenizer="patches", kernel=4, pool="token"),
+    "cct": CompactConfig(**dict(COMPACT, depth=1)),
+}
+
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def make(config: ModelConfig) -> Model:
+    """Build a model of which no trained weight, the head included, is zero."""
+    torch.manual_seed(0)
+    model = build(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model.eval()
+
+
+def images_for(config: ModelConfig, batch: int = 2, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, config.channels, *config.size, generator=generator)
+
+
+def loss_and_gradients(model: nn.Module, forward: Any, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    torch.manual_seed(3)
+    loss = forward(images).square().mean()
+    loss.backward()
+    return loss.detach(), {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+@every_model
+@pytest.mark.parametrize(
+    ("image_size", "channels", "num_classes"), [((17, 23), 1, 1), ((32, 33), 5, 7), (21, 2, 3)]
+)
+def test_any_size_channels_and_classes(name: str, image_size: Any, channels: int, num_classes: int) -> None:
+    config = dataclasses.replace(
+        MODELS[name], image_size=image_size, channels=channels, num_classes=num_classes
+    )
+    logits = make(config)(images_for(config, batch=3))
+    middle = (config.num_tokens,) if name == "vit-unpooled" else ()  # type: ignore[attr-defined]
+    assert logits.shape == (3, *middle, num_classes)
+    assert logits.isfinite().all()
+
+
+@every_model
+def test_images_of_a_batch_do_not_mix(name: str) -> None:
+    config = MODELS[name]
+    model, images = make(config), images_for(config, batch=3)
+    alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(model(images), alone, atol=1e-5, rtol=1e-5)
+    assert model(images[:0]).shape == (0, *alone.shape[1:])
+
+
+@every_model
+def test_gradients_reach_every_trained_parameter(name: str) -> None:
+    model = make(MODELS[name])
+    _, gradients = loss_and_gradients(model, model, images_for(model.config))
+    trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+    assert set(gradients) == trained
+    # One number added to every score leaves a softmax as it is.
+    unseen = {"seq_pool.bias", "classifier.attention_pool.bias"}
+    assert {key for key in trained - unseen if not gradients[key].abs().max() > 1e-7} == set()
+
+
+def test_only_fixed_tables_are_not_trained() -> None:
+    frozen = {
+        (name, key)
+        for name, config in MODELS.items()
+        for key, parameter in build(config).named_parameters()
+        if not parameter.requires_grad
+    }
+    assert frozen == {("cvt", "classifier.positional_emb")}
+
+
+@every_model
+def test_saved_and_loaded_weights_give_equal_logits(name: str, tmp_path: Path) -> None:
+    model = make(MODELS[name])
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    torch.manual_seed(9)
+    other = build(model.config).eval()
+    images = images_for(model.config)
+    assert not torch.equal(other(images), model(images))
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(other(images), model(images))
+
+
+@every_model
+def test_logits_are_the_head_on_the_features(name: str) -> None:
+    model = make(MODELS[name])
+    images = images_for(model.config)
+    features = model.features(images)
+    assert features.shape[-1] == model.config.num_features  # type: ignore[attr-defined]
+    assert torch.equal(model.classify(features), model(images))
+
+
+@every_model
+def test_record_gives_the_logits_of_the_fused_path(name: str) -> None:
+    model = make(MODELS[name])
+    images = images_for(model.config)
+    is_transformer = name != "bit"
+    record = Record("attention", "tokens", "pooling", "features") if is_transformer else Record("features")
+    torch.testing.assert_close(model(images, record=record), model(images), atol=1e-5, rtol=0)
+    torch.testing.assert_close(record.features, model.features(images), atol=1e-5, rtol=0)
+    for attention in record.attention.values():
+        torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:-1]))
+    assert len(record.attention) == len(record.tokens) == (2 if is_transformer else 0)
+
+
+@every_model
+def test_no_classes_means_no_head(name: str) -> None:
+    config = dataclasses.replace(MODELS[name], num_classes=0)
+    model, whole = build(config).eval(), make(MODELS[name])
+    keys = set(whole.state_dict()) - set(model.state_dict())
+    assert keys in ({"head.weight", "head.bias"}, {"head.fc.weight", "head.fc.bias"}) or keys == {
+        "classifier.fc.weight",
+        "classifier.fc.bias",
+    }
+    model.load_state_dict({key: whole.state_dict()[key] for key in model.state_dict()})
+    images = images_for(config)
+    assert torch.equal(model(images), whole.features(images))
+
+
+@every_model
+def test_a_new_head_leaves_the_body_alone(name: str) -> None:
+    model = make(MODELS[name]).double()
+    before = copy.deepcopy(model)
+    model.reset_head(9)
+    assert model.config.num_classes == 9
+    assert model(images_for(model.config).double()).shape[-1] == 9
+    kept = model.state_dict()
+    assert all(value.dtype == torch.float64 for value in kept.values())
+    changed = {key for key, value in before.state_dict().items() if not torch.equal(value, kept.get(key, value[:0]))}
+    assert {key.split(".")[-2] for key in changed} <= {"head", "fc"}
+    assert not changed & {key for key in kept if key.startswith(("blocks", "stages", "classifier.blocks"))}
+    rebuilt = build(model.config).double()
+    rebuilt.load_state_dict(kept)
+
+
+@every_model
+def test_a_new_head_starts_like_a_fresh_model(name: str) -> None:
+    model = make(MODELS[name])
+    model.reset_head(4)
+    logits = model(images_for(model.config))
+    if isinstance(model.config, CompactConfig):
+        assert model.get_parameter("classifier.fc.weight").std() < 0.05
+        assert not model.get_parameter("classifier.fc.bias").any()
+    else:
+        assert torch.equal(logits, torch.zeros_like(logits))
+    model.reset_head(0)
+    images = images_for(model.config)
+    assert torch.equal(model(images), model.features(images))
+
+
+@every_model
+def test_another_image_size_and_back(name: str) -> None:
+    config = MODELS[name]
+    model, images = make(config), images_for(config)
+    before = model(images)
+    model.set_image_size(config.size)
+    assert torch.equal(model(images), before)
+    model.set_image_size(40)
+    assert model.config == dataclasses.replace(config, image_size=(40, 40))
+    assert model(images_for(model.config)).isfinite().all()
+    build(model.config).load_state_dict(model.state_dict())
+    model.set_image_size(config.size)
+    assert model.config == config
+    after = model(images)
+    assert after.shape == before.shape
+    learned = {"learned", "learned_2d", "relative"}
+    if getattr(config, "positions", "none") not in learned:
+        assert torch.equal(after, before)
+
+
+@every_model
+def test_positions_stay_frozen_when_resampled(name: str) -> None:
+    model = make(MODELS[name])
+    model.requires_grad_(False)
+    model.set_image_size((28, 36))
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["vit", "hybrid", "cct"])
+def test_an_impossible_size_changes_nothing(name: str) -> None:
+    model = make(MODELS[name])
+    with pytest.raises(InputError):
+        model.set_image_size((0, 40))
+    assert model.config == MODELS[name]
+    model(images_for(model.config))
+
+
+@every_model
+def test_wrong_images_are_refused(name: str) -> None:
+    model = make(MODELS[name])
+    height, width = model.config.size
+    advice = "resize them, or call model.set_image_size((height, width))"
+    for shape in [(2, 3, height, width + 4), (2, 1, height, width), (3, height, width)]:
+        with pytest.raises(InputError) as error:
+            model(torch.zeros(shape))
+        assert str(error.value) == f"images have shape {shape}, the model takes (batch, 3, {height}, {width}): {advice}"
+
+
+@every_model
+def test_evaluation_is_deterministic_and_training_is_not(name: str) -> None:
+    config = MODELS[name]
+    rates: dict[str, Any] = dict(dropout=0.3, attention_dropout=0.3, stochastic_depth=0.3)
+    if name == "bit":
+        rates = {}
+    model, images = make(dataclasses.replace(config, **rates)), images_for(config)
+    assert torch.equal(model(images), model(images))
+    model.train()
+    assert torch.equal(model(images), model(images)) == (name == "bit")
+
+
+@every_model
+def test_bfloat16_and_copies(name: str) -> None:
+    model = make(MODELS[name])
+    images = images_for(model.config)
+    logits = model(images)
+    half = copy.deepcopy(model).bfloat16()
+    half_logits = half(images.bfloat16())
+    assert half_logits.dtype == torch.bfloat16
+    torch.testing.assert_close(half_logits.float(), logits, atol=0.1 * logits.std().item(), rtol=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(images).float(), logits, atol=0.1 * logits.std().item(), rtol=0.1)
+    half.set_image_size((28, 36))
+    assert half(images_for(half.config).bfloat16()).dtype == torch.bfloat16
+    assert torch.equal(model(images), logits)
+
+
+@every_model
+def test_activation_checkpointing_changes_no_number(name: str) -> None:
+    rates: dict[str, Any] = dict(dropout=0.2, attention_dropout=0.2, stochastic_depth=0.4)
+    config = MODELS[name] if name == "bit" else dataclasses.replace(MODELS[name], **rates)
+    model, images = make(config).train(), images_for(config)
+    calls: Counter[str] = Counter()
+    for key, module in model.named_modules():
+        if type(module).__name__ in ("Block", "Bottleneck") and "patch_embed" not in key:
+            module.register_forward_pre_hook(lambda *_, key=key: calls.update([key]))
+    expected = loss_and_gradients(model, model, images)
+    assert set(calls.values()) == {1}
+    calls.clear()
+    model.activation_checkpointing = True
+    torch.testing.assert_close(loss_and_gradients(model, model, images), expected, rtol=0, atol=0)
+    assert set(calls.values()) == {2}
+    calls.clear()
+    with torch.no_grad():
+        model(images)
+    assert set(calls.values()) == {1}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_without_graph_breaks(name: str) -> None:
+    model = make(COMPILED[name])
+    model.activation_checkpointing = name in ("vit-registers", "bit")
+    images = images_for(model.config)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = loss_and_gradients(model, model, images)
+    found = loss_and_gradients(model, compiled, images)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_to_machine_code(name: str) -> None:
+    model = make(COMPILED[name])
+    images = images_for(model.config)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    expected = loss_and_gradients(model, model, images)
+    torch.testing.assert_close(loss_and_gradients(model, compiled, images), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "traced"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_exports_with_any_batch(name: str, strict: bool) -> None:
+    model = make(COMPILED[name])
+    exported = torch.export.export(
+        model,
+        (images_for(model.config),),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        strict=strict,
+    )
+    images = images_for(model.config, batch=5)
+    torch.testing.assert_close(exported.module()(images), model(images), atol=1e-5, rtol=1e-5)
+    fused = sum("scaled_dot_product_attention" in str(node.target) for node in exported.graph.nodes)
+    assert fused == {"bit": 0, "vit-map-axes": 2}.get(name, 1)
+
+
+def test_the_largest_models_build_on_the_meta_device_at_once() -> None:
+    start = time.perf_counter()
+    with torch.device("meta"):
+        model = build(model_config("G/14", pool="map", positions="sincos_2d"))
+    assert time.perf_counter() - start < 10.0
+    assert all(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+
+
+@every_model
+def test_a_model_on_the_meta_device_takes_weights(name: str) -> None:
+    with torch.device("meta"):
+        model = build(MODELS[name]).eval()
+    whole = make(MODELS[name])
+    model.load_state_dict(whole.state_dict(), assign=True)
+    model.reset_tables()
+    images = images_for(model.config)
+    assert torch.equal(model(images), whole(images))
+
+
+def test_a_bare_config_is_no_model() -> None:
+    with pytest.raises(TypeError, match="no model is built from ModelConfig"):
+        build(ModelConfig())
+
+
+Effect = Literal["input", "parameters", "initial", "logits", "training", "resized"]
+
+
+class Change(typing.NamedTuple):
+    """Other values of one setting, what they change first, and the settings that this needs beside it."""
+
+    effect: Effect
+    values: tuple[Any, ...]
+    base: dict[str, Any] = {}  # noqa: RUF012
+
+
+ANY = {
+    "image_size": Change("input", (40, (16, 32))),
+    "channels": Change("input", (1,)),
+    "num_classes": Change("parameters", (0, 7)),
+}
+TRANSFORMER = {
+    "width": Change("parameters", (24,)),
+    "depth": Change("parameters", (3,)),
+    "heads": Change("logits", (4,)),
+    "mlp_width": Change("parameters", (32,)),
+    "dropout": Change("training", (0.5,)),
+    "attention_dropout": Change("training", (0.5,)),
+    "stochastic_depth": Change("training", (0.5,)),
+    "norm_epsilon": Change("logits", (0.1,)),
+}
+NORMALIZATION = {
+    "group_norm_epsilon": Change("logits", (0.1,)),
+    "standardization": Change("logits", ("std",), {"standardization_epsilon": 0.1}),
+    "standardization_epsilon": Change("logits", (0.1,)),
+}
+VIT_CHANGES = {
+    **ANY,
+    **TRANSFORMER,
+    "patch": Change("parameters", (8,)),
+    "positions": Change("parameters", ("none", "learned_2d", "sincos_2d", "relative")),
+    "positions_at": Change("parameters", ("every_layer",)),
+    "prefix_positions": Change("parameters", (False,)),
+    "pool": Change("parameters", ("mean", "map", "seqpool", "none")),
+    "class_token": Change("parameters", (True,), {"pool": "mean"}),
+    "registers": Change("parameters", (1,)),
+    "final_norm": Change("logits", ("pooled",), {"pool": "mean"}),
+    "pre_logits": Change("parameters", (12,)),
+    "head_bias": Change("initial", (-10.0,)),
+    "patch_dropout": Change("training", (0.5,)),
+    "layer_scale": Change("parameters", (0.1,)),
+    "gelu": Change("logits", ("erf",)),
+    "resample": Change("resized", ("bicubic", "bicubic_plain", "bilinear")),
+}
+CHANGES: dict[type[ModelConfig], tuple[dict[str, Any], dict[str, Change]]] = {
+    ViTConfig: (VIT, VIT_CHANGES),
+    HybridConfig: (
+        dict(HYBRID, patch=2, backbone_units=(1,)),
+        {
+            **VIT_CHANGES,
+            **NORMALIZATION,
+            "patch": Change("parameters", (4,)),
+            "backbone_units": Change("parameters", ((1, 1), ())),
+            "backbone_width": Change("parameters", (64,)),
+        },
+    ),
+    ResNetConfig: (
+        dict(image_size=(16, 24), num_classes=5, units=(1,)),
+        {
+            **ANY,
+            **NORMALIZATION,
+            "units": Change("parameters", ((2,), (1, 1))),
+            "width_factor": Change("parameters", (2,)),
+            "head_bias": Change("initial", (-10.0,)),
+        },
+    ),
+    CompactConfig: (
+        COMPACT,
+        {
+            **ANY,
+            **TRANSFORMER,
+            "tokenizer": Change("parameters", ("patches",)),
+            "kernel": Change("parameters", (5,)),
+            "convolutions": Change("parameters", (2,)),
+            "pool": Change("parameters", ("token",)),
+            "positions": Change("parameters", ("none", "sine")),
+            "gelu": Change("logits", ("tanh",)),
+            "resample": Change("resized", ("bilinear_corners", "bicubic", "bicubic_plain")),
+        },
+    ),
+}
+# A second value that changes something else than the first.
+SHARED = Change("logits", ("every_layer_shared",))
+
+
+@functools.cache
+def behaviour(config: ModelConfig) -> dict[str, list[Any]]:
+    """Return what can be seen of a model, one entry per effect, the coarsest first."""
+    torch.manual_seed(0)
+    fresh = [parameter.detach().clone() for parameter in build(config).parameters()]
+    model, images = make(config), images_for(config, batch=4)
+    seen: dict[str, list[Any]] = {
+        "input": [config.channels, config.size],
+        "parameters": sorted((tuple(p.shape), p.requires_grad) for p in model.parameters()),
+        "initial": fresh,
+        "logits": [model(images)],
+    }
+    torch.manual_seed(2)
+    seen["training"] = [model.train()(images)]
+    model.eval().set_image_size((48, 72))
+    seen["resized"] = [model(images_for(model.config))]
+    return seen
+
+
+def first_difference(one: ModelConfig, other: ModelConfig) -> str | None:
+    before, after = behaviour(one), behaviour(other)
+    for effect in typing.get_args(Effect):
+        pairs = list(zip(before[effect], after[effect], strict=False))
+        same_length = len(before[effect]) == len(after[effect])
+        if not same_length or not all(
+            torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs
+        ):
+            return effect
+    return None
+
+
+@pytest.mark.parametrize("family", CHANGES, ids=lambda family: family.__name__)
+def test_the_table_of_changes_knows_every_setting(family: type[ModelConfig]) -> None:
+    _, changes = CHANGES[family]
+    hints = typing.get_type_hints(family)
+    assert set(changes) == {field.name for field in dataclasses.fields(family)}
+    for field in dataclasses.fields(family):
+        if typing.get_origin(hints[field.name]) is Literal:
+            others = set(typing.get_args(hints[field.name])) - {field.default, *SHARED.values}
+            assert set(changes[field.name].values) == others, field.name
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "change"),
+    [
+        pytest.param(family, field, change, id=f"{family.__name__}-{field}-{change.effect}")
+        for family, (_, changes) in CHANGES.items()
+        for field, change in [
+            *changes.items(),
+            *([("positions_at", SHARED)] if "positions_at" in changes else []),
+        ]
+    ],
+)
+def test_every_setting_changes_something(family: type[ModelConfig], field: str, change: Change) -> None:
+    base = {**CHANGES[family][0], **change.base}
+    for value in change.values:
+        assert first_difference(family(**base), family(**{**base, field: value})) == change.effect
