@@ -91,6 +91,11 @@ def assert_same(ours: Callable[..., Any], theirs: Callable[..., Any], images: Te
     assert largest_difference(ours, theirs, images) < TOLERANCE
 
 
+def assert_same_in_double(ours: nn.Module, theirs: nn.Module, images: Tensor) -> None:
+    """Tell epsilons apart that float32 rounding hides."""
+    assert largest_difference(ours.double(), theirs.double(), images.double()) < 1e-10
+
+
 def assert_settings(model: Model, expected: dict[str, Any]) -> None:
     assert {name: getattr(model.config, name) for name in expected} == expected
 
@@ -176,6 +181,7 @@ def test_timm_hybrids(architecture: str, tmp_path: Path) -> None:
     timm.models.save_for_hf(theirs, tmp_path / "timm", model_args=settings, safe_serialization=True)
     ours = load_model(tmp_path / "timm").model
     assert_same(ours, theirs, images_for(ours.config))
+    assert_same_in_double(ours, theirs, images_for(ours.config))
 
 
 def test_timm_hybrid_with_an_odd_size(tmp_path: Path) -> None:
@@ -201,6 +207,7 @@ def test_timm_bit(bit: nn.Module, tmp_path: Path) -> None:
         loaded.model.set_image_size(64)
         assert loaded.name == "BiT-R50x1"
         assert_same(loaded.model, bit, images)
+    assert_same_in_double(folder.model, bit, images)
 
 
 FOLDERS: dict[str, dict[str, Any]] = {
@@ -471,6 +478,7 @@ def test_transformers_bit(names: str, tmp_path: Path) -> None:
     opened = transformers_folder(tmp_path / "again")
     assert type(opened) is transformers.BitForImageClassification
     assert_same(opened, theirs, images_for(ours.model.config))
+    assert_same_in_double(ours.model, theirs, images_for(ours.model.config))
 
 
 def test_a_wide_bit_in_transformers(tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ class ResNet(Model):
     def features(self, images: Tensor, record: Record | None = None) -> Tensor:
         self.check_images(images)
         if record is not None:
-            record.start(0)
             if undefined := record.kinds - {"features"}:
                 raise InputError(f"a ResNet has no {' or '.join(sorted(undefined))} to record")
+            record.start(0)
         x = self.stem(images)  # (batch, 64 * width_factor, height / 4, width / 4)
         for stage in self.stages:
             x = stage(x, self.activation_checkpointing and torch.is_grad_enabled())

@@ -1,0 +1,706 @@
+"""Weight files from strangers: damaged, lying or hostile ones give one line and exit 2, run nothing, leave nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save, save_file
+from torch import Tensor
+
+import vitkit
+from vitkit.errors import InputError
+from vitkit.models.configs import Preprocessing
+from vitkit.weights import google, huggingface, torchvision
+from vitkit.weights.convert import save as save_model
+from vitkit.weights.files import read_header, read_tensors
+from vitkit.weights.load import LoadedModel, load_model
+
+Tensors = dict[str, Tensor]
+
+
+def tiny(name: str = "mu/16", **model_settings: Any) -> Tensors:
+    torch.manual_seed(0)
+    model = vitkit.create_model(name, **{"image_size": 32, "num_classes": 3, **model_settings})
+    return {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+
+
+def as_npz(tensors: Tensors, compressed: bool = False) -> bytes:
+    file = io.BytesIO()
+    write = np.savez_compressed if compressed else np.savez
+    write(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
+    return file.getvalue()
+
+
+def as_pth(tensors: Any, zipped: bool = True) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensors, file, _use_new_zipfile_serialization=zipped)
+    return file.getvalue()
+
+
+OURS = tiny()
+CONFIG = vitkit.create_model("mu/16", image_size=32, num_classes=3).config
+CONTAINERS: dict[str, bytes] = {
+    "model.safetensors": save(OURS),
+    "model.npz": as_npz(google.write(CONFIG, OURS)),
+    "compressed.npz": as_npz(google.write(CONFIG, OURS), compressed=True),
+    "model.pth": as_pth(OURS),
+    "legacy.pth": as_pth(OURS, zipped=False),
+}
+
+
+@pytest.fixture
+def refuse(vit: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
+    """Convert a source that must be refused, in every format; return the one line that says why."""
+
+    def refuse(source: Path, *arguments: str, to: str = "vitkit") -> str:
+        before = sorted(tmp_path.rglob("*"))
+        target = tmp_path / ("out.npz" if to == "npz" else "out")
+        answer = vit("convert", str(source), str(target), "--to", to, *arguments)
+        assert (answer.status, answer.out) == (2, "")
+        assert answer.err.startswith("error: ") and answer.err.count("\n") == 1, answer.err
+        assert sorted(tmp_path.rglob("*")) == before
+        return answer.err.removeprefix("error: ").rstrip("\n")
+
+    return refuse
+
+
+def write(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_the_files_are_sound_before_we_damage_them(name: str, tmp_path: Path) -> None:
+    state = load_model(write(tmp_path, name, CONTAINERS[name])).model.state_dict()
+    assert all(torch.equal(state[key], tensor) for key, tensor in OURS.items())
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors", "x.pth", "x"])
+def test_empty_files(name: str, refuse: Callable[..., str], tmp_path: Path) -> None:
+    path = write(tmp_path, name, b"")
+    assert refuse(path) == f"{path} is empty"
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("kept", [1, 7, 9, 40, 1000, 0.5, -100, -22, -1])
+def test_truncated_files(name: str, kept: float, refuse: Callable[..., str], tmp_path: Path) -> None:
+    content = CONTAINERS[name]
+    end = int(len(content) * kept) if isinstance(kept, float) else kept
+    path = write(tmp_path, name, content[:end])
+    assert str(path) in refuse(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"Not Found",
+        b"<!doctype html><html><body>rate limit</body></html>",
+        b'{"error": "not a file"}',
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 22\n",
+        b"\x89PNG\r\n\x1a\n" + bytes(100),
+        b"PK\x03\x04" + bytes(100),
+        b"PK\x05\x06" + bytes(18),
+        b"\x80\x02.",
+        bytes(1000),
+        np.random.default_rng(0).bytes(1000),
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_other_files(content: bytes, refuse: Callable[..., str], tmp_path: Path) -> None:
+    refuse(write(tmp_path, "model.safetensors", content))
+
+
+def test_a_folder_instead_of_a_file(refuse: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "model.npz").mkdir()
+    assert "is no model folder: it has no config.json" in refuse(tmp_path / "model.npz")
+
+
+def read_or_refuse(path: Path) -> None:
+    """Whatever the bytes, reading ends in tensors or in an InputError of one line."""
+    for read in (read_header, read_tensors, load_model):
+        try:
+            read(path)  # type: ignore[operator]
+        except InputError as error:
+            assert "\n" not in str(error)
+            return
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_random_damage_never_crashes(name: str, data: st.DataObject, tmp_path: Path) -> None:
+    content = bytearray(CONTAINERS[name])
+    size = len(content)
+    # Structure stands at both ends of these formats; weights, which may hold anything, between.
+    places = st.one_of(st.integers(0, size - 1), st.integers(0, 3000), st.integers(size - 3000, size - 1))
+    for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=6)):
+        content[place] = value
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, size - 1)) :]
+    read_or_refuse(write(tmp_path, name, bytes(content)))
+
+
+class Evil:
+    """Unpickling this makes a file: the proof that code ran."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __reduce__(self) -> Any:
+        return open, (self.mark, "w")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_pickle_never_runs(zipped: bool, refuse: Callable[..., str], tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    path = write(tmp_path, "model.pth", as_pth({"state_dict": OURS, "args": Evil(mark)}, zipped))
+    message = refuse(path)
+    assert message == (
+        f"{path} holds pickled objects besides tensors, which could run code; "
+        "save its state_dict alone, best as .safetensors"
+    )
+    assert not mark.exists()
+    torch.load(path, weights_only=False)  # the attack itself is real
+    assert mark.exists()
+
+
+def test_a_plain_pickle_never_runs(refuse: Callable[..., str], tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    refuse(write(tmp_path, "model.pth", pickle.dumps(Evil(mark))))
+    assert not mark.exists()
+
+
+def test_code_in_a_folder_never_runs(refuse: Callable[..., str], tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architecture": "vit_base_patch16_224"}))
+    write(folder, "pytorch_model.bin", as_pth({"x": Evil(mark)}))
+    refuse(folder)
+    assert not mark.exists()
+
+
+def test_code_in_an_object_array_never_runs(refuse: Callable[..., str], tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    np.savez(tmp_path / "model.npz", **{"embedding/kernel": np.array([Evil(mark)], dtype=object)})
+    message = refuse(tmp_path / "model.npz")
+    assert message == f"{tmp_path / 'model.npz'}: embedding/kernel has type object, expected numbers"
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"state_dict": 3}, [1, 2], {"a": "text"}, {"a": torch.ones(2).to_sparse()}, {"state_dict": {}}, {}, 5, None],
+    ids=str,
+)
+def test_pth_files_without_a_state_dict(document: Any, refuse: Callable[..., str], tmp_path: Path) -> None:
+    refuse(write(tmp_path, "model.pth", as_pth(document)))
+
+
+def test_a_state_dict_inside_itself(refuse: Callable[..., str], tmp_path: Path) -> None:
+    endless: dict[str, Any] = {}
+    endless["model"] = endless
+    refuse(write(tmp_path, "model.pth", as_pth(endless)))
+
+
+def test_a_tensor_larger_than_its_file(refuse: Callable[..., str], tmp_path: Path) -> None:
+    """One number, repeated by its strides, would fill the memory when it is looked at."""
+    tensors = {**OURS, "head.weight": torch.zeros(1, 1).expand(10**10, 32), "head.bias": torch.zeros(1).expand(10**10)}
+    with bounded():
+        message = refuse(write(tmp_path, "model.pth", as_pth(tensors)))
+    assert "head.weight" in message
+
+
+class bounded:
+    """Fail when the block takes long or allocates much: a lying file must be seen through before it is read."""
+
+    def __enter__(self) -> None:
+        tracemalloc.start()
+        self.start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        if error[0] is None:
+            assert peak < 64e6
+            assert time.perf_counter() - self.start < 5
+
+
+def npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    length = struct.pack("<H" if version[0] == 1 else "<I", len(header) + 1)
+    return b"\x93NUMPY" + version + length + header.encode() + b"\n" + data
+
+
+def npz_of(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def described(shape: str, dtype: str = "'<f4'", order: str = "False") -> str:
+    return f"{{'descr': {dtype}, 'fortran_order': {order}, 'shape': {shape}, }}"
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        npy(described("(1000000, 1000000)"), bytes(4000)),
+        npy(described("(3,)"), bytes(4000)),
+        npy(described("(-1,)"), bytes(4)),
+        npy(described("(-2, -2)"), bytes(16)),
+        npy(described("(1000000000, 0)")),
+        npy(described("(99999999999999999999999999, 0)")),
+        npy(described("()"), bytes(4)),
+        npy(described("'x'"), bytes(4)),
+        npy(described("(1.5,)"), bytes(4)),
+        npy(described("(2,)", "'|O'"), bytes(16)),
+        npy(described("(2,)", "'<U4'"), bytes(32)),
+        npy(described("(2,)", "[('a', '<f4')]"), bytes(8)),
+        npy(described("(2,)", "'no type'"), bytes(8)),
+        npy(described("(2,)", "'<c8'"), bytes(16)),
+        npy("__import__('os').getcwd()"),
+        npy("{'descr': '<f4'}"),
+        npy("(" * 5000),
+        npy(described("(1,)") + " " * 60000, bytes(4)),
+        npy(described("(1,)") + " " * 100000, bytes(4), b"\x02\x00"),
+        npy(described("(1,)"), bytes(4), b"\x09\x00"),
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+        b"",
+        b"no array",
+    ],
+    ids=lambda member: repr(member[10:60]),
+)
+def test_lying_npz_members(member: bytes, refuse: Callable[..., str], tmp_path: Path) -> None:
+    with bounded():
+        refuse(write(tmp_path, "model.npz", npz_of({"embedding/kernel.npy": member})))
+
+
+def test_a_scanned_npz_of_endless_depth(refuse: Callable[..., str], tmp_path: Path) -> None:
+    arrays = {"embedding/kernel": np.zeros((16, 16, 3, 32), np.float32)}
+    arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.zeros((10**6, 1), np.uint8)
+    np.savez(tmp_path / "model.npz", **arrays)
+    with bounded():
+        refuse(tmp_path / "model.npz")
+
+
+def deflate_bomb(size: int) -> bytes:
+    """A .npz of one array of `size` zero bytes, a thousandth as large."""
+    header = npy(described(f"({size // 128}, 32)"))
+    squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
+    start = squeeze.compress(header) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    block = squeeze.compress(bytes(2**20)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    data = start + block * (size // 2**20) + squeeze.flush(zlib.Z_FINISH)
+    content = bytearray(npz_of({"embedding/kernel.npy": data}))
+    central = content.index(b"PK\x01\x02")
+    for base, method, length in ((0, 8, 22), (central, 10, 24)):
+        struct.pack_into("<H", content, base + method, zipfile.ZIP_DEFLATED)
+        struct.pack_into("<I", content, base + length, len(header) + size)
+    return bytes(content)
+
+
+def test_zip_bombs_are_not_inflated(refuse: Callable[..., str], tmp_path: Path) -> None:
+    path = write(tmp_path, "model.npz", deflate_bomb(2**31))
+    assert path.stat().st_size < 4e6
+    with bounded():
+        assert "inflate" in refuse(path)
+
+
+def test_compressed_files_of_zeros_are_no_bombs(tmp_path: Path) -> None:
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in OURS.items()}
+    path = write(tmp_path, "zeros.npz", as_npz(google.write(CONFIG, zeros), compressed=True))
+    assert sum(t.numel() for t in zeros.values()) * 4 > 20 * path.stat().st_size
+    assert not any(tensor.any() for tensor in load_model(path).model.state_dict().values())
+
+
+def safetensors_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        safetensors_of({"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4]}}, bytes(4)),
+        safetensors_of({"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}, bytes(4)),
+        safetensors_of({"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 0]}}),
+        safetensors_of({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, bytes(4)),
+        safetensors_of({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
+        safetensors_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, bytes(4)),
+        safetensors_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(400)),
+        safetensors_of({"a": 5}),
+        safetensors_of({}),
+        safetensors_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(4), length=2**60),
+        safetensors_of(b"{" * 10000),
+    ],
+    ids=lambda content: repr(content[8:70]),
+)
+def test_lying_safetensors(content: bytes, refuse: Callable[..., str], tmp_path: Path) -> None:
+    with bounded():
+        refuse(write(tmp_path, "model.safetensors", content))
+
+
+WRITERS: dict[str, Callable[[Tensors], bytes]] = {
+    "safetensors": save,
+    "npz": lambda tensors: as_npz(google.write(CONFIG, tensors)),
+    "pth": as_pth,
+}
+
+
+@pytest.mark.parametrize("container", WRITERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite(
+    container: str, value: float, refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    tensors = {name: tensor.clone() for name, tensor in OURS.items()}
+    tensors["norm.bias"][7] = value
+    path = write(tmp_path, "model", WRITERS[container](tensors))
+    name = "Transformer/encoder_norm/bias" if container == "npz" else "norm.bias"
+    assert refuse(path) == f"{path}: {name} holds NaN or infinite values"
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("container", ["safetensors", "pth"])
+def test_numbers_of_other_kinds(
+    container: str, dtype: torch.dtype, refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    tensors = {**OURS, "norm.bias": OURS["norm.bias"].to(dtype)}
+    path = write(tmp_path, "model", WRITERS[container](tensors))
+    assert "norm.bias" in refuse(path)
+
+
+LAYOUTS: dict[str, tuple[str, Tensors]] = {
+    "Google": ("mu/16@model.npz", google.write(CONFIG, OURS)),
+    "timm": ("mu/16@model.safetensors", OURS),
+    "transformers": ("mu/16@model.safetensors", huggingface.write(CONFIG, OURS)),
+    "torchvision": ("mu/16@model.safetensors", torchvision.write(CONFIG, OURS)),
+    "timm, MAP": ("mu/16@model.safetensors", tiny(pool="map", registers=2, layer_scale=0.1)),
+    "BiT": ("BiT-R26x1@model.safetensors", {}),
+    "Compact": ("CCT-2/3x2@model.safetensors", tiny("CCT-2/3x2")),
+}
+LAYOUTS["BiT"] = (
+    "model.safetensors",
+    {
+        "stem.conv.weight": torch.zeros(64, 3, 7, 7),
+        "norm.weight": torch.zeros(256),
+        "norm.bias": torch.zeros(256),
+        "head.fc.weight": torch.zeros(3, 256, 1, 1),
+        "head.fc.bias": torch.zeros(3),
+        **{f"stages.0.blocks.0.norm{n}.{kind}": torch.zeros(64) for n in "123" for kind in ("weight", "bias")},
+        "stages.0.blocks.0.conv1.weight": torch.zeros(64, 64, 1, 1),
+        "stages.0.blocks.0.conv2.weight": torch.zeros(64, 64, 3, 3),
+        "stages.0.blocks.0.conv3.weight": torch.zeros(256, 64, 1, 1),
+        "stages.0.blocks.0.downsample.conv.weight": torch.zeros(256, 64, 1, 1),
+    },
+)
+SHAPES = [(), (0,), (1,), (5,), (7, 3), (1, 1, 1), (3, 2, 2, 2), (1, 2, 1, 2, 1)]
+
+
+def specs(layout: str, folder: Path, tensors: Tensors) -> str:
+    name, _, file = LAYOUTS[layout][0].rpartition("@")
+    (write_npz if file.endswith(".npz") else save_file)(tensors, folder / file)  # type: ignore[operator]
+    return f"{name}@{folder / file}" if name else str(folder / file)
+
+
+def write_npz(tensors: Tensors, path: Path) -> None:
+    path.write_bytes(as_npz(tensors))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_tensor_of_another_shape_is_refused(layout: str, tmp_path: Path) -> None:
+    _, sound = LAYOUTS[layout]
+    load_model(specs(layout, tmp_path, sound))
+    for index, name in enumerate(sound):
+        for shape in SHAPES[index % 2 :: 2]:
+            if sound[name].shape == shape:
+                continue
+            spec = specs(layout, tmp_path, {**sound, name: torch.zeros(shape)})
+            with pytest.raises(InputError) as error:
+                load_model(spec)
+            assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_missing_tensor_is_refused(layout: str, tmp_path: Path) -> None:
+    _, sound = LAYOUTS[layout]
+    for name in sound:
+        spec = specs(layout, tmp_path, {other: tensor for other, tensor in sound.items() if other != name})
+        with pytest.raises(InputError):
+            load_model(spec)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sound model folder of ours."""
+    model = vitkit.create_model("mu/16", image_size=32, num_classes=3)
+    model.load_state_dict(OURS)
+    names = ("ant", "bee", "cat")
+    save_model(LoadedModel(model, Preprocessing((32, 32)), names, "mu/16"), tmp_path / "folder")
+    return tmp_path / "folder"
+
+
+def set_in(document: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
+    """Return the document with the entry at 'a.b.c' set."""
+    *parents, last = place.split(".")
+    entry = document
+    for parent in parents:
+        entry = entry[parent]
+    entry[last] = value
+    return document
+
+
+ENTRIES: list[tuple[str, Any, str]] = [
+    ("vitkit", [], "the entry 'vitkit' is not an object"),
+    ("vitkit.format_version", 2, "has format version 2, this vitkit reads 1"),
+    ("vitkit.format_version", None, "has format version None, this vitkit reads 1"),
+    ("vitkit.family", "lstm", "unknown family 'lstm'; expected one of vit, hybrid, resnet, compact"),
+    ("vitkit.family", ["vit"], "unknown family"),
+    ("vitkit.model", None, "'model' is missing or not an object"),
+    ("vitkit.model.droput", 0.1, "unknown setting 'droput' in {path} (model); did you mean 'dropout'"),
+    ("vitkit.model.width", "32", "width in {path} (model) is '32'; expected a whole number"),
+    ("vitkit.model.width", 10**30, "shape"),
+    ("vitkit.model.depth", 10**9, "depth"),
+    ("vitkit.model.depth", -1, "depth must be at least 1, not -1"),
+    ("vitkit.model.heads", 0, "heads must be at least 1, not 0"),
+    ("vitkit.model.patch", 0, "patch must be at least 1, not 0"),
+    ("vitkit.model.mlp_width", 10**9, "shape"),
+    ("vitkit.model.image_size", [10**6, 10**6], "pos_embed"),
+    ("vitkit.model.image_size", [0, 0], "image_size must be positive"),
+    ("vitkit.model.image_size", [1, 2, 3], "expected a whole number or a list of"),
+    ("vitkit.model.channels", 0, "channels must be at least 1, not 0"),
+    ("vitkit.model.num_classes", 4, "head.weight has shape (3, 32), the model's has (4, 32)"),
+    ("vitkit.model.num_classes", -3, "num_classes must be at least 0, not -3"),
+    ("vitkit.model.pool", "max", "pool in {path} (model) is 'max'; expected one of"),
+    ("vitkit.model.registers", 10**12, "reg_token"),
+    ("vitkit.model.pre_logits", 10**12, "pre_logits"),
+    ("vitkit.preprocessing", 3, "'preprocessing' is missing or not an object"),
+    ("vitkit.preprocessing.mean", [], "mean"),
+    ("vitkit.preprocessing.mean", [0.5], "mean and std need one number per channel"),
+    ("vitkit.preprocessing.std", [0.5, 0.5, 0], "mean and std need one number per channel, and std must be"),
+    ("vitkit.preprocessing.crop_fraction", 0, "crop_fraction must be above 0 and at most 1, not 0"),
+    ("vitkit.preprocessing.interpolation", "nearest", "expected one of 'bilinear', 'bicubic'"),
+    ("vitkit.class_names", ["ant"], "names 1 classes, its head has 3"),
+    ("vitkit.class_names", "ant", "'class_names' is not a list of texts"),
+    ("vitkit.class_names", [1, 2, 3], "'class_names' is not a list of texts"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "message"), ENTRIES, ids=lambda value: str(value)[:40])
+def test_wrong_entries_of_our_config(
+    place: str, value: Any, message: str, folder: Path, refuse: Callable[..., str]
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(set_in(json.loads(path.read_text()), place, value)))
+    with bounded():
+        assert message.replace("{path}", str(path)) in refuse(folder)
+
+
+def test_mean_and_std_of_other_channels(folder: Path, refuse: Callable[..., str]) -> None:
+    path = folder / "config.json"
+    document = json.loads(path.read_text())
+    document["vitkit"]["preprocessing"] |= {"mean": [0.5] * 4, "std": [0.5] * 4}
+    path.write_text(json.dumps(document))
+    assert "4" in refuse(folder)
+
+
+def test_a_fixed_table_of_absurd_size(folder: Path, refuse: Callable[..., str]) -> None:
+    """Fixed positions are computed, not read, so that the file doesn't bound them."""
+    tensors = {name: tensor for name, tensor in OURS.items() if name != "pos_embed"}
+    save_file(tensors, folder / "model.safetensors")
+    path = folder / "config.json"
+    document = json.loads(path.read_text())
+    document["vitkit"]["model"] |= {"positions": "sincos_2d", "image_size": [10**6, 10**6]}
+    path.write_text(json.dumps(document))
+    with bounded():
+        assert "1000000x1000000" in refuse(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"text"',
+        "{'vitkit': 1}",
+        "[" * 100_000,
+        '{"vitkit": ' * 5000,
+        '{"a": ' + "9" * 5000 + "}",
+        "\xff\xfe",
+    ],
+    ids=lambda text: text[:12],
+)
+def test_broken_json(text: str, folder: Path, refuse: Callable[..., str]) -> None:
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    assert str(folder / "config.json") in refuse(folder)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("key", ["norm_epsilon", "dropout"])
+def test_json_numbers_that_are_not_finite(
+    key: str, value: str, folder: Path, refuse: Callable[..., str]
+) -> None:
+    path = folder / "config.json"
+    document = set_in(json.loads(path.read_text()), f"vitkit.model.{key}", "HERE")
+    path.write_text(json.dumps(document).replace('"HERE"', value))
+    refuse(folder)
+
+
+@pytest.fixture
+def sidecar_of(tmp_path: Path) -> Iterator[Path]:
+    write(tmp_path, "model.npz", CONTAINERS["model.npz"])
+    yield tmp_path / "model.npz.json"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format_version": 1}'])
+def test_broken_sidecars(text: str, sidecar_of: Path, refuse: Callable[..., str]) -> None:
+    sidecar_of.write_text(text)
+    assert str(sidecar_of) in refuse(sidecar_of.with_suffix(""))
+
+
+WRONG = [None, True, 5, -1, 0, 1.5, "text", "", [], [1], ["x"], [[1]], {}, {"a": 1}, 10**30]
+
+
+def survives(path: Path, spec: Path, document: dict[str, Any]) -> None:
+    """The config is understood or refused in one line, nothing else."""
+    path.write_text(json.dumps(document))
+    try:
+        load_model(spec)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+TIMM_CONFIG: dict[str, Any] = {
+    "architecture": "vit_base_patch16_224",
+    "num_classes": 3,
+    "global_pool": "token",
+    "label_names": ["ant", "bee", "cat"],
+    "model_args": {
+        "img_size": 32,
+        "num_heads": 2,
+        "act_layer": "gelu",
+        "no_embed_class": False,
+        "global_pool": "token",
+        "pos_embed": "learn",
+    },
+    "pretrained_cfg": {
+        "input_size": [3, 32, 32],
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "interpolation": "bicubic",
+        "crop_pct": 0.9,
+        "crop_mode": "center",
+    },
+}
+HF_CONFIG: dict[str, Any] = {
+    "model_type": "vit",
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "id2label": {"0": "ant", "1": "bee", "2": "cat"},
+    "pooler_act": "tanh",
+}
+HF_PREPROCESSOR: dict[str, Any] = {
+    "do_normalize": True,
+    "do_center_crop": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 3,
+    "size": {"shortest_edge": 36},
+    "crop_size": {"height": 32, "width": 32},
+}
+
+
+def places(document: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in document.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from places(value, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize("place", list(places(TIMM_CONFIG)))
+def test_wrong_types_in_timms_config(place: str, tmp_path: Path) -> None:
+    save_file(OURS, tmp_path / "model.safetensors")
+    for value in WRONG:
+        document = set_in(json.loads(json.dumps(TIMM_CONFIG)), place, value)
+        survives(tmp_path / "config.json", tmp_path, document)
+
+
+@pytest.mark.parametrize("place", list(places(HF_CONFIG)))
+def test_wrong_types_in_transformers_config(place: str, tmp_path: Path) -> None:
+    save_file(huggingface.write(CONFIG, OURS), tmp_path / "model.safetensors")
+    for value in WRONG:
+        document = set_in(json.loads(json.dumps(HF_CONFIG)), place, value)
+        survives(tmp_path / "config.json", tmp_path, document)
+
+
+@pytest.mark.parametrize("place", list(places(HF_PREPROCESSOR)))
+def test_wrong_types_in_transformers_preprocessor(place: str, tmp_path: Path) -> None:
+    save_file(huggingface.write(CONFIG, OURS), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(HF_CONFIG))
+    for value in WRONG:
+        document = set_in(json.loads(json.dumps(HF_PREPROCESSOR)), place, value)
+        survives(tmp_path / "preprocessor_config.json", tmp_path, document)
+
+
+def test_paths_and_code_in_a_config_are_not_followed(tmp_path: Path) -> None:
+    """What timm and transformers would follow stays text here."""
+    secret = tmp_path / "secret.safetensors"
+    save_file({name: tensor + 1 for name, tensor in OURS.items()}, secret)
+    (tmp_path / "model").mkdir()
+    code = "open('ran', 'w')"
+    write(tmp_path / "model", "evil.py", code.encode())
+    save_file(OURS, tmp_path / "model" / "model.safetensors")
+    document = {
+        **TIMM_CONFIG,
+        "auto_map": {"AutoModelForImageClassification": "evil.Evil"},
+        "_name_or_path": str(secret),
+        "pretrained_cfg": {**TIMM_CONFIG["pretrained_cfg"], "file": str(secret), "url": f"file://{secret}"},
+    }
+    (tmp_path / "model" / "config.json").write_text(json.dumps(document))
+    state = load_model(tmp_path / "model").model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in OURS.items())
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "a\0b", "..", "C:\\evil"])
+def test_strange_tensor_names(name: str, refuse: Callable[..., str], tmp_path: Path) -> None:
+    path = write(tmp_path, "model.pth", as_pth({**OURS, name: torch.ones(2)}))
+    assert "1 tensors that the model has no use for" in refuse(path)
+
+
+@pytest.mark.parametrize("to", ["npz", "timm", "hf", "torchvision"])
+def test_nothing_is_written_in_any_format(to: str, refuse: Callable[..., str], tmp_path: Path) -> None:
+    refuse(write(tmp_path, "model.safetensors", CONTAINERS["model.safetensors"][:-1]), to=to)
+
+
+def test_the_commands_exit_status(tmp_path: Path) -> None:
+    """The same in a process of its own: one line, no traceback, status 2."""
+    path = write(tmp_path, "model.npz", CONTAINERS["model.npz"][:1000])
+    command = [sys.executable, "-m", "vitkit", "convert", str(path), str(tmp_path / "out")]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith(f"error: {path} is damaged or not a weight file: ")
+    assert answer.stderr.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == [path]

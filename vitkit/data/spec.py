@@ -1,0 +1,128 @@
+"""The grammar of DATA: 'SOURCE[:SPLIT][[ITEM,...]]', the same string in command line, YAML and Python."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from vitkit.errors import InputError, did_you_mean
+
+_ITEMS = re.compile(r"(?P<head>.*?)\[(?P<items>[^\[\]]*)\]", re.DOTALL)
+_SLICE = re.compile(r"(?P<start>\d+%?)?:(?P<stop>\d+%?)?")
+_SHOTS = re.compile(r"(\d+)shot")
+# Items with a value: how it is read, and what to say of it.
+VALUES: dict[str, tuple[type, str]] = {
+    "seed": (int, "a whole number"),
+    "label": (str, "a word"),
+    "size": (int, "a whole number"),
+    "root": (str, "a folder"),
+    "download": (bool, "true or false"),
+}
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """A parsed DATA string."""
+
+    source: str
+    "A built-in name, a torchvision data set, a path, a URL, or hf-hub:ORG/NAME."
+    split: str | None = None
+    "A split's name, or 'all'; None leaves the choice to the verb."
+    start: str | None = None
+    "First image of a slice: a number, or a percentage such as 98%."
+    stop: str | None = None
+    "First image after the slice."
+    shots: int | None = None
+    "Images to keep of each class."
+    seed: int = 0
+    "Seed of the choice of shots."
+    label: str | None = None
+    "Which of a source's labels to take."
+    size: int | None = None
+    "Side of generated images."
+    root: str | None = None
+    "Folder of a torchvision data set."
+    download: bool = False
+    "Whether a torchvision data set may be downloaded."
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the source is a file, a folder or a URL."""
+        return self.source.startswith((".", "/", "~")) or "://" in self.source
+
+    def __str__(self) -> str:
+        items = []
+        if self.start is not None or self.stop is not None:
+            items.append(f"{self.start or ''}:{self.stop or ''}")
+        if self.shots is not None:
+            items.append(f"{self.shots}shot")
+        for name in VALUES:
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                items.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+        split = "" if self.split is None else f":{self.split}"
+        return f"{self.source}{split}" + (f"[{','.join(items)}]" if items else "")
+
+
+def parse_spec(text: str) -> DataSpec:
+    """Return what a DATA string says, or raise InputError."""
+    if not text:
+        raise InputError(
+            "the data spec is empty; expected SOURCE[:SPLIT][[ITEM,...]], such as 'digits:train'"
+        )
+    head, items = text, ""
+    if text.endswith("]"):
+        match = _ITEMS.fullmatch(text)
+        if match is None:
+            raise InputError(f"data spec {text!r}: brackets don't match; expected 'SOURCE:SPLIT[ITEM,...]'")
+        head, items = match["head"], match["items"]
+    source, split = _split_name(head)
+    if not source:
+        raise InputError(f"data spec {text!r} names no source; expected SOURCE[:SPLIT][[ITEM,...]]")
+    fields: dict[str, Any] = {}
+    for item in filter(None, (item.strip() for item in items.split(","))):
+        for name, value in _item(item, text).items():
+            if name in fields:
+                raise InputError(f"data spec {text!r} says {name} twice")
+            fields[name] = value
+    return DataSpec(source, split, **fields)
+
+
+def _split_name(head: str) -> tuple[str, str | None]:
+    """Cut the split off a source; the colon of a URL or of hf-hub: is none."""
+    prefix = ""
+    if head.startswith("hf-hub:"):
+        prefix, head = "hf-hub:", head.removeprefix("hf-hub:")
+    cut = head.rfind(":")
+    if cut < 0 or "/" in head[cut:]:
+        return prefix + head, None
+    split = head[cut + 1 :]
+    if not split:
+        raise InputError(f"data spec {head!r} ends in a colon; a split's name follows it, such as ':train'")
+    return prefix + head[:cut], split
+
+
+def _item(item: str, text: str) -> dict[str, Any]:
+    if match := _SLICE.fullmatch(item):
+        for end in (match["start"], match["stop"]):
+            if end and end.endswith("%") and int(end[:-1]) > 100:
+                raise InputError(f"data spec {text!r}: {end} is more than all")
+        return {"start": match["start"], "stop": match["stop"]}
+    if match := _SHOTS.fullmatch(item):
+        if int(match[1]) == 0:
+            raise InputError(f"data spec {text!r}: 0shot keeps no image")
+        return {"shots": int(match[1])}
+    name, equals, value = item.partition("=")
+    if equals and name in VALUES:
+        kind, words = VALUES[name]
+        if kind is bool and value in ("true", "false"):
+            return {name: value == "true"}
+        if kind is int and re.fullmatch(r"\d+", value):
+            return {name: int(value)}
+        if kind is str and value:
+            return {name: value}
+        raise InputError(f"data spec {text!r}: {name}= takes {words}, not {value!r}")
+    hint = did_you_mean(name, VALUES) or ";"
+    expected = f"a slice (:98%, 100:200), 5shot, or {', '.join(f'{key}=' for key in VALUES)}"
+    raise InputError(f"data spec {text!r}: unknown item {item!r}{hint} expected {expected}")
