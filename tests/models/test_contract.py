@@ -192,7 +192,9 @@ def test_a_new_head_leaves_the_body_alone(name: str) -> None:
     assert model(images_for(model.config).double()).shape[-1] == 9
     kept = model.state_dict()
     assert all(value.dtype == torch.float64 for value in kept.values())
-    changed = {key for key, value in before.state_dict().items() if not torch.equal(value, kept.get(key, value[:0]))}
+    changed = {
+        key for key, value in before.state_dict().items() if not torch.equal(value, kept.get(key, value[:0]))
+    }
     assert {key.split(".")[-2] for key in changed} <= {"head", "fc"}
     assert not changed & {key for key in kept if key.startswith(("blocks", "stages", "classifier.blocks"))}
     rebuilt = build(model.config).double()
@@ -259,7 +261,10 @@ def test_wrong_images_are_refused(name: str) -> None:
     for shape in [(2, 3, height, width + 4), (2, 1, height, width), (3, height, width)]:
         with pytest.raises(InputError) as error:
             model(torch.zeros(shape))
-        assert str(error.value) == f"images have shape {shape}, the model takes (batch, 3, {height}, {width}): {advice}"
+        assert (
+            str(error.value)
+            == f"images have shape {shape}, the model takes (batch, 3, {height}, {width}): {advice}"
+        )
 
 
 @every_model

@@ -27,9 +27,7 @@ VIT = ViTConfig(
     layer_scale=0.25,
     head_bias=-6.9,
 )
-MAP = ViTConfig(
-    image_size=48, width=96, depth=1, heads=4, mlp_width=160, num_classes=7, patch=8, pool="map"
-)
+MAP = ViTConfig(image_size=48, width=96, depth=1, heads=4, mlp_width=160, num_classes=7, patch=8, pool="map")
 SEQPOOL = ViTConfig(
     image_size=48,
     width=1024,
@@ -158,9 +156,7 @@ def test_hybrid_units_start_as_their_shortcut() -> None:
     model: Any = make(HYBRID)
     zero = {name for name, norm in norms(model) if constant(norm.weight, 0.0)}
     units = [(0, 0), (0, 1), (1, 0)]
-    assert zero == {
-        f"patch_embed.backbone.stages.{stage}.blocks.{unit}.norm3" for stage, unit in units
-    }
+    assert zero == {f"patch_embed.backbone.stages.{stage}.blocks.{unit}.norm3" for stage, unit in units}
     assert all(constant(norm.bias, 0.0) for _, norm in norms(model))
     assert all(constant(norm.weight, 1.0) for name, norm in norms(model) if name not in zero)
     unit = model.patch_embed.backbone.stages[0].blocks[1]

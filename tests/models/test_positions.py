@@ -124,9 +124,7 @@ def test_learned_halves_belong_to_column_and_row() -> None:
             assert torch.equal(table[:, row * 5 + column], torch.cat([x[:, column], y[:, row]], dim=1))
 
 
-@given(
-    tokens=st.integers(1, 6), batch=st.integers(1, 2), heads=st.integers(1, 3), seed=st.integers(0, 2**16)
-)
+@given(tokens=st.integers(1, 6), batch=st.integers(1, 2), heads=st.integers(1, 3), seed=st.integers(0, 2**16))
 def test_relative_logits_against_a_loop(tokens: int, batch: int, heads: int, seed: int) -> None:
     """1.12, table 8: each offset p_q - p_k has an embedding, used as key against the content query."""
     generator = torch.Generator().manual_seed(seed)
@@ -224,7 +222,13 @@ def test_the_four_methods_differ() -> None:
 grids = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
-@given(old=grids, new=grids, num_prefix=st.integers(0, 3), layers=st.integers(1, 2), method=st.sampled_from(get_args(Resample)))
+@given(
+    old=grids,
+    new=grids,
+    num_prefix=st.integers(0, 3),
+    layers=st.integers(1, 2),
+    method=st.sampled_from(get_args(Resample)),
+)
 def test_resampling_keeps_prefix_rows_and_constants(
     old: Any, new: Any, num_prefix: int, layers: int, method: Any
 ) -> None:

@@ -80,7 +80,7 @@ def test_attention_is_the_softmax_that_the_block_uses() -> None:
     model(images, record)
     for layer in (1, 2):
         block = model.blocks[layer]
-        q, k, v = block.attn.qkv(block.norm1(record.tokens[layer - 1])).chunk(3, dim=-1)
+        q, k, _ = block.attn.qkv(block.norm1(record.tokens[layer - 1])).chunk(3, dim=-1)
         for head in range(2):
             part = slice(8 * head, 8 * head + 8)
             logits = q[..., part] @ k[..., part].transpose(1, 2) / math.sqrt(8)

@@ -597,7 +597,9 @@ def test_attention_dropout_keeps_the_mean(recorded: bool) -> None:
 
 @pytest.mark.parametrize(("rate", "kept"), [(0.5, 12), (0.25, 18), (0.9, 2), (0.99, 1)])
 @pytest.mark.parametrize("registers", [0, 2])
-def test_patch_dropout_keeps_prefix_tokens_and_the_right_count(rate: float, kept: int, registers: int) -> None:
+def test_patch_dropout_keeps_prefix_tokens_and_the_right_count(
+    rate: float, kept: int, registers: int
+) -> None:
     config = ViTConfig(**{**VIT, "image_size": (16, 24)}, patch_dropout=rate, registers=registers)
     model, images = make(config), images_for(config, batch=3)
     whole = model.embed(images)  # evaluation keeps all 24 patches

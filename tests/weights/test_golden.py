@@ -116,7 +116,7 @@ def load_case(case: Case) -> Model:
 def outputs(model: Model, images: Tensor) -> dict[str, Tensor]:
     """The logits and what the head reads, from one pass, and the encoder's tokens."""
     features = model.features(images)
-    return {"features": features, "logits": model.classify(features), "tokens": model.encode(images)}  # type: ignore[operator]
+    return {"features": features, "logits": model.classify(features), "tokens": model.encode(images)}
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -137,14 +137,14 @@ def test_official_outputs(case: Case) -> None:
 @pytest.mark.parametrize("case", MODELS, indirect=True)
 def test_numerics_are_recognised(case: Case) -> None:
     config = load_case(case).config
-    assert config.gelu == case.config["gelu"]  # type: ignore[attr-defined]
-    assert config.norm_epsilon == case.config["layernorm_eps"]  # type: ignore[attr-defined]
+    assert config.gelu == case.config["gelu"]
+    assert config.norm_epsilon == case.config["layernorm_eps"]
     if "groupnorm_eps" in case.config:
-        assert config.group_norm_epsilon == case.config["groupnorm_eps"]  # type: ignore[attr-defined]
-        assert config.standardization == "std"  # type: ignore[attr-defined]
-        assert config.standardization_epsilon == case.config["weight_standardisation_eps"]  # type: ignore[attr-defined]
+        assert config.group_norm_epsilon == case.config["groupnorm_eps"]
+        assert config.standardization == "std"
+        assert config.standardization_epsilon == case.config["weight_standardisation_eps"]
     if case.config.get("posemb") == "sincos2d":
-        assert config.positions == "sincos_2d"  # type: ignore[attr-defined]
+        assert config.positions == "sincos_2d"
 
 
 def with_settings(model: Model, **settings: Any) -> Model:
@@ -158,10 +158,10 @@ def with_settings(model: Model, **settings: Any) -> Model:
 def test_the_tolerance_tells_wrong_numerics_apart(case: Case) -> None:
     model, expected = load_case(case), case.arrays["logits"]
     config, limit = model.config, tolerance(case.name)
-    wrong_gelu = with_settings(model, gelu="erf" if config.gelu == "tanh" else "tanh")  # type: ignore[attr-defined]
+    wrong_gelu = with_settings(model, gelu="erf" if config.gelu == "tanh" else "tanh")
     wrong_epsilon = with_settings(
         model,
-        norm_epsilon=1e-5 if config.norm_epsilon == 1e-6 else 1e-6,  # type: ignore[attr-defined]
+        norm_epsilon=1e-5 if config.norm_epsilon == 1e-6 else 1e-6,
     )
     with torch.inference_mode():
         changes = [distance(wrong(case.images), expected) for wrong in (wrong_gelu, wrong_epsilon)]
@@ -186,16 +186,16 @@ def test_the_tolerance_tells_wrong_standardisation_apart(case: Case, formula: fl
 def test_a_hybrids_parts(case: Case) -> None:
     model = load_case(case)
     with torch.inference_mode():
-        embedding = model.patch_embed(case.images).transpose(1, 2).unflatten(2, model.config.grid)  # type: ignore[operator,attr-defined]
+        embedding = model.patch_embed(case.images).transpose(1, 2).unflatten(2, model.config.grid)
         assert distance(embedding, case.arrays["embedding"]) < 5e-5
         if "feature_map" in case.arrays:
-            cells = model.patch_embed.backbone(case.images)  # type: ignore[operator,union-attr]
+            cells = model.patch_embed.backbone(case.images)
             assert distance(cells, case.arrays["feature_map"]) < 5e-5
 
 
 @pytest.mark.parametrize("case", [name for name in MODELS if "sincos2d" in name], indirect=True)
 def test_the_fixed_table(case: Case) -> None:
-    table = load_case(case).position_table()  # type: ignore[operator]
+    table = load_case(case).position_table()
     assert distance(table.reshape(case.arrays["posemb"].shape), case.arrays["posemb"]) < 1e-6
 
 
@@ -310,9 +310,9 @@ def test_position_tables_are_resampled_as_their_source_does(name: str) -> None:
     prefix = int(table == "with_class")
     with np.load(GOLDEN / "pos_embed_resample.npz") as stored:
         before, expected = torch.from_numpy(stored[table]), torch.from_numpy(stored[name])
-    found = resample_table(before, (4, 4), (rows, columns), prefix, METHODS[source])  # type: ignore[arg-type]
+    found = resample_table(before, (4, 4), (rows, columns), prefix, METHODS[source])
     assert distance(found, expected) < 2e-6
     assert torch.equal(found[:, :prefix], before[:, :prefix])
     others = {method for key, method in METHODS.items() if method != METHODS[source]}
     for method in others:
-        assert distance(resample_table(before, (4, 4), (rows, columns), prefix, method), expected) > 1e-3  # type: ignore[arg-type]
+        assert distance(resample_table(before, (4, 4), (rows, columns), prefix, method), expected) > 1e-3

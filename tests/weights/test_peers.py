@@ -639,7 +639,7 @@ def test_googles_bit_has_its_own_epsilon(tmp_path: Path) -> None:
     assert isinstance(config, ResNetConfig)
     for to, peer in (("timm", "timm has no such model"), ("hf", "transformers computes")):
         with pytest.raises(InputError, match=peer):
-            convert(file, tmp_path / "out", to)  # type: ignore[arg-type]
+            convert(file, tmp_path / "out", to)
     suffixed = tmp_path / "suffixed.npz"
     tensors = read_tensors(file)
     from vitkit.weights.files import write_npz

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import struct
 import subprocess
@@ -137,7 +138,7 @@ def read_or_refuse(path: Path) -> None:
     """Whatever the bytes, reading ends in tensors or in an InputError of one line."""
     for read in (read_header, read_tensors, load_model):
         try:
-            read(path)  # type: ignore[operator]
+            read(path)
         except InputError as error:
             assert "\n" not in str(error)
             return
@@ -159,13 +160,13 @@ def test_random_damage_never_crashes(name: str, data: st.DataObject, tmp_path: P
 
 
 class Evil:
-    """Unpickling this makes a file: the proof that code ran."""
+    """Unpickling this makes a folder: the proof that code ran."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = str(mark)
 
     def __reduce__(self) -> Any:
-        return open, (self.mark, "w")
+        return os.mkdir, (self.mark,)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -417,7 +418,7 @@ SHAPES = [(), (0,), (1,), (5,), (7, 3), (1, 1, 1), (3, 2, 2, 2), (1, 2, 1, 2, 1)
 
 def specs(layout: str, folder: Path, tensors: Tensors) -> str:
     name, _, file = LAYOUTS[layout][0].rpartition("@")
-    (write_npz if file.endswith(".npz") else save_file)(tensors, folder / file)  # type: ignore[operator]
+    (write_npz if file.endswith(".npz") else save_file)(tensors, folder / file)
     return f"{name}@{folder / file}" if name else str(folder / file)
 
 
@@ -443,6 +444,8 @@ def test_any_tensor_of_another_shape_is_refused(layout: str, tmp_path: Path) -> 
 def test_any_missing_tensor_is_refused(layout: str, tmp_path: Path) -> None:
     _, sound = LAYOUTS[layout]
     for name in sound:
+        if name == "classifier.positional_emb":
+            continue  # Compact Transformers without positions are published ones
         spec = specs(layout, tmp_path, {other: tensor for other, tensor in sound.items() if other != name})
         with pytest.raises(InputError):
             load_model(spec)
@@ -477,7 +480,7 @@ ENTRIES: list[tuple[str, Any, str]] = [
     ("vitkit.model", None, "'model' is missing or not an object"),
     ("vitkit.model.droput", 0.1, "unknown setting 'droput' in {path} (model); did you mean 'dropout'"),
     ("vitkit.model.width", "32", "width in {path} (model) is '32'; expected a whole number"),
-    ("vitkit.model.width", 10**30, "shape"),
+    ("vitkit.model.width", 10**30, "its tensors or settings are not what was expected"),
     ("vitkit.model.depth", 10**9, "depth"),
     ("vitkit.model.depth", -1, "depth must be at least 1, not -1"),
     ("vitkit.model.heads", 0, "heads must be at least 1, not 0"),
@@ -490,8 +493,8 @@ ENTRIES: list[tuple[str, Any, str]] = [
     ("vitkit.model.num_classes", 4, "head.weight has shape (3, 32), the model's has (4, 32)"),
     ("vitkit.model.num_classes", -3, "num_classes must be at least 0, not -3"),
     ("vitkit.model.pool", "max", "pool in {path} (model) is 'max'; expected one of"),
-    ("vitkit.model.registers", 10**12, "reg_token"),
-    ("vitkit.model.pre_logits", 10**12, "pre_logits"),
+    ("vitkit.model.registers", 10**12, "pos_embed has shape (1, 5, 32), the model's has (1, 1000000000005, 32)"),
+    ("vitkit.model.pre_logits", 10**12, "head.weight has shape (3, 32), the model's has (3, 1000000000000)"),
     ("vitkit.preprocessing", 3, "'preprocessing' is missing or not an object"),
     ("vitkit.preprocessing.mean", [], "mean"),
     ("vitkit.preprocessing.mean", [0.5], "mean and std need one number per channel"),

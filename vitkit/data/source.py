@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitkit.data.spec import DataSpec
-from vitkit.errors import InputError
+from vitkit.errors import InputError, did_you_mean
 
 # What `read` gives: a file, its bytes, or pixels (height, width, channels) of type uint8.
 Picture = str | os.PathLike[str] | bytes | np.ndarray
@@ -20,6 +21,7 @@ class Source:
 
     labels: int64 (images,), or bool (images, classes) where an image may have several.
     images: all pixels, uint8 (images, height, width, channels), where they fit in memory; else None.
+    notes: what a verb tells of it, each one line: the split that was chosen, the order of classes, files left out.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Source:
     class_names: tuple[str, ...]
     labels: np.ndarray
     images: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,9 +48,46 @@ class Source:
             raise NotImplementedError
         return self.images[index]
 
+    def render(self, indices: np.ndarray) -> np.ndarray | None:
+        """Return generated images as a batch, uint8 (images, height, width, channels); None for other sources."""
+        return None
+
     def where(self, index: int) -> str:
         """Say which image this is, for messages: a path where there is one."""
         return f"{self.name}:{self.split}, image {index}"
+
+
+class Files(Source):
+    """Images in files."""
+
+    def __init__(
+        self,
+        name: str,
+        split: str,
+        class_names: tuple[str, ...],
+        labels: np.ndarray,
+        paths: list[str],
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.name, self.split, self.class_names = name, split, class_names
+        self.labels, self.paths, self.notes = labels, paths, tuple(notes)
+
+    def read(self, index: int) -> Picture:
+        return self.paths[index]
+
+    def where(self, index: int) -> str:
+        return self.paths[index]
+
+    def content_keys(self) -> list[str]:
+        """Return a text for each image that changes when its file does."""
+        keys = []
+        for path in self.paths:
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                raise InputError(f"cannot read {path}: {error.strerror}") from None
+            keys.append(f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}")
+        return keys
 
 
 class Subset(Source):
@@ -57,11 +97,14 @@ class Subset(Source):
         self.source = source
         self.indices = indices
         self.name, self.split, self.class_names = source.name, source.split, source.class_names
-        self.labels = source.labels[indices]
+        self.labels, self.notes = source.labels[indices], source.notes
         self.images = None if source.images is None else source.images[indices]
 
     def read(self, index: int) -> Picture:
         return self.source.read(int(self.indices[index]))
+
+    def render(self, indices: np.ndarray) -> np.ndarray | None:
+        return self.source.render(self.indices[indices])
 
     def where(self, index: int) -> str:
         return self.source.where(int(self.indices[index]))
@@ -78,7 +121,50 @@ def take(source: Source, spec: DataSpec) -> Source:
         return source
     if not len(indices):
         raise InputError(f"data spec '{spec}' leaves none of the {len(source)} images")
-    return Subset(source, indices)
+    part = Subset(source, indices)
+    lost = int(np.count_nonzero(_present(source) & ~_present(part)))
+    if lost:
+        part.notes += (f"'{spec}' leaves no image of {lost} of the {source.num_classes} classes",)
+    return part
+
+
+def match_classes(source: Source, classes: Sequence[str]) -> Source:
+    """Return the source with its labels as places in `classes`, matched by name and never by position."""
+    names = tuple(classes)
+    if names == source.class_names:
+        return source
+    place = {name: number for number, name in enumerate(names)}
+    if len(place) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"two classes are named {twice!r}, so that labels can't be matched by name")
+    present = _present(source)
+    for name, has_images in zip(source.class_names, present, strict=True):
+        if has_images and name not in place:
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            hint = did_you_mean(name, names) or ";"
+            raise InputError(
+                f"{source.name} has class {name!r}, which is none of the {len(names)} expected{hint} "
+                f"classes are matched by name: {shown}"
+            )
+    numbers = np.array([place.get(name, -1) for name in source.class_names], np.int64)
+    if source.has_several_labels:
+        labels = np.zeros((len(source), len(names)), bool)
+        labels[:, numbers[present]] = source.labels[:, present]
+    else:
+        labels = numbers[source.labels]
+    matched = copy.copy(source)
+    matched.labels, matched.class_names = labels, names
+    absent = len(names) - int(present.sum())
+    if absent:
+        matched.notes += (f"{source.name}: no image of {absent} of the {len(names)} classes",)
+    return matched
+
+
+def _present(source: Source) -> np.ndarray:
+    """Return which classes have images: bool (classes,)."""
+    if source.has_several_labels:
+        return source.labels.any(0)
+    return np.bincount(source.labels, minlength=source.num_classes) > 0
 
 
 def choose_shots(labels: np.ndarray, shots: int, seed: int, class_names: Sequence[str]) -> np.ndarray:
@@ -98,15 +184,21 @@ def choose_shots(labels: np.ndarray, shots: int, seed: int, class_names: Sequenc
 def stratified_split(labels: np.ndarray, hashes: np.ndarray, share: float) -> np.ndarray:
     """Return a mask of the images to hold out: of each class the `share` with the smallest content hashes.
 
-    At least one image of a class with two or more is held out, and at least one stays.
+    At least one image of a class with two or more is held out, and at least one stays. Copies of an image count once
+    and are held out together; an image that several classes hold stays.
     """
-    held = np.zeros(len(labels), bool)
+    order = np.lexsort((labels, hashes))
+    distinct = np.ones(len(order), bool)
+    distinct[1:] = (np.diff(hashes[order]) != 0) | (np.diff(labels[order]) != 0)
+    order = order[distinct]  # one image for each pair of hash and label, by hash
+    _, places, counts = np.unique(hashes[order], return_inverse=True, return_counts=True)
+    shared = counts[places] > 1
+    held = []
     for number in np.unique(labels):
-        members = np.flatnonzero(labels == number)
-        count = min(len(members) - 1, max(1, math.floor(share * len(members) + 0.5)))
-        order = members[np.argsort(hashes[members], kind="stable")]
-        held[order[:count]] = True
-    return held
+        members = labels[order] == number
+        count = min(members.sum() - 1, max(1, math.floor(share * members.sum() + 0.5)))
+        held.append(order[members & ~shared][:count])
+    return np.isin(hashes, hashes[np.concatenate(held)]) if held else np.zeros(0, bool)
 
 
 def _place(end: str | None, length: int, default: int) -> int:

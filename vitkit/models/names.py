@@ -177,8 +177,9 @@ def find_name(config: ModelConfig) -> str | None:
             return name
     if type(config) is ViTConfig:
         for size in SIZES:
-            if _shape(model_config(name := f"{size}/{config.patch}")) == _shape(config):
-                return name
+            fields = _vit_fields(size)
+            if fields == {field: getattr(config, field) for field in fields}:
+                return f"{size}/{config.patch}"
     return None
 
 

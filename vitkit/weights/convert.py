@@ -7,12 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-import torch
-
 from vitkit.errors import InputError
 from vitkit.models.configs import Size
 from vitkit.weights import google, huggingface, timm, torchvision
-from vitkit.weights.files import Tensors, write_npz, write_safetensors
+from vitkit.weights.files import Tensors, write_npz, write_pth, write_safetensors
 from vitkit.weights.folder import (
     differing_numerics,
     replacing,
@@ -30,6 +28,12 @@ LAYOUTS: dict[str, tuple[str, ModuleType]] = {
     "hf": ("transformers", huggingface),
     "torchvision": ("torchvision", torchvision),
 }
+# What writes a single file, by its ending; any other path is a folder.
+WRITERS: dict[str, Callable[[Path, Tensors], None]] = {
+    ".npz": write_npz,
+    ".safetensors": write_safetensors,
+    ".pth": write_pth,
+}
 
 
 def convert(
@@ -44,10 +48,11 @@ def convert(
     force: bool = False,
 ) -> dict[str, Any]:
     """Read MODEL and write it in another format; return what was written."""
+    path = Path(target).expanduser()
+    check_target(path, to, force)
     loaded = load_model(
         source, image_size=image_size, num_classes=num_classes, channels=channels, accept=accept
     )
-    path = Path(target).expanduser()
     save(loaded, path, to, accept=accept, force=force)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     return {
@@ -66,6 +71,7 @@ def save(
     loaded: LoadedModel, path: Path, to: Format = "vitkit", *, accept: Sequence[str] = (), force: bool = False
 ) -> None:
     """Write a model as a folder, or as one file with our JSON beside it where the path names a file."""
+    check_target(path, to, force)
     config = loaded.model.config
     tensors = {name: tensor.detach().cpu() for name, tensor in loaded.model.state_dict().items()}
     if to in LAYOUTS:
@@ -79,9 +85,8 @@ def save(
                 f"{peer} computes {listed}, so its logits would differ; --accept numerics writes it anyway"
             )
         tensors = layout.write(config, tensors)
-    writer = _file_writer(path, to)
-    if writer is not None:
-        _write_file(path, tensors, loaded, writer, force)
+    if path.suffix in WRITERS:
+        _write_file(path, tensors, loaded)
     elif to == "hf":
         with replacing(path, force=force) as new:
             write_safetensors(new / "model.safetensors", tensors)
@@ -100,37 +105,35 @@ def save(
         )
 
 
-def _file_writer(path: Path, to: Format) -> Callable[[Path, Tensors], None] | None:
-    """Return what writes this file; None for a folder."""
-    writers: dict[str, Callable[[Path, Tensors], None]] = {
-        ".npz": write_npz,
-        ".safetensors": write_safetensors,
-        ".pth": lambda path, tensors: torch.save({k: t.contiguous() for k, t in tensors.items()}, path),
-    }
+def check_target(path: Path, to: Format, force: bool) -> None:
+    """Refuse, before anything is read, a target of another kind, or one that is there."""
     if (path.suffix == ".npz") != (to == "npz"):
         raise InputError(
             f"--to {to} can't write {path.name}: .npz files are --to npz, and the other way round"
         )
-    if to == "hf" and path.suffix in writers:
+    if path.suffix in (".pt", ".bin", ".ckpt"):
+        raise InputError(f"{path.name} can't be written: PyTorch files end in .pth, best is .safetensors")
+    if to == "hf" and path.suffix in WRITERS:
         raise InputError("--to hf writes a folder: give a path without an ending")
-    if to == "torchvision" and path.suffix not in writers:
+    if to == "torchvision" and path.suffix not in WRITERS:
         raise InputError("--to torchvision writes one file: give a path ending in .pth or .safetensors")
-    return writers.get(path.suffix)
+    for there in (path, sidecar(path)) if path.suffix in WRITERS else (path,):
+        if there.exists() and not force:
+            raise InputError(f"{there} exists; --force overwrites it")
 
 
-def _write_file(
-    path: Path, tensors: Tensors, loaded: LoadedModel, writer: Callable[[Path, Tensors], None], force: bool
-) -> None:
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; --force overwrites it")
-    document = to_json(loaded.model.config, loaded.preprocessing, loaded.class_names)
-    temporary = path.with_name(f".{path.name}.partial")
+def _write_file(path: Path, tensors: Tensors, loaded: LoadedModel) -> None:
+    """Write the weights and their JSON under other names and rename them at the end."""
+    weights, note = (there.with_name(f".{there.name}.partial") for there in (path, sidecar(path)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writer(temporary, {name: tensor.contiguous() for name, tensor in tensors.items()})
-        write_json(sidecar(path), document)
-        temporary.rename(path)
+        WRITERS[path.suffix](weights, {name: tensor.contiguous() for name, tensor in tensors.items()})
+        write_json(note, to_json(loaded.model.config, loaded.preprocessing, loaded.class_names))
+        weights.rename(path)
+        note.rename(sidecar(path))
     except OSError as error:
         raise InputError(f"{path} can't be written: {error.strerror}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        for partial in (weights, note):
+            if partial.exists():
+                partial.unlink()

@@ -20,6 +20,8 @@ Tensors = dict[str, Tensor]
 # Where trainers put the weights inside a .pth file, in order of preference.
 STATE_KEYS = ("state_dict", "model", "model_state_dict")
 MAX_MEMBERS = 100_000
+# A zip file may inflate to this many bytes and to this many times its own size: weights hardly compress.
+MAX_INFLATED, MAX_RATIO = 2**28, 16
 # Half floats as numpy stores them where it has no such type: raw two-byte values.
 BFLOAT16 = np.dtype("V2")
 
@@ -42,9 +44,20 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(0, str(error)) from error
+
+
+def write_pth(path: Path, tensors: Tensors) -> None:
+    try:
+        torch.save(tensors, path)
+    except RuntimeError as error:
+        raise OSError(0, str(error).splitlines()[0]) from error
 
 
 def write_npz(path: Path, tensors: Tensors) -> None:
@@ -55,12 +68,19 @@ def write_npz(path: Path, tensors: Tensors) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path} holds a JSON {type(value).__name__}, expected an object")
     return value
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return float(text)
 
 
 def _read(path: Path, meta: bool) -> Tensors:
@@ -74,6 +94,7 @@ def _read(path: Path, meta: bool) -> Tensors:
         raise InputError(f"{path} is empty")
     try:
         if start[:4] == b"PK\x03\x04":
+            _check_inflated(path, size)
             tensors = _read_npz(path, meta) if _is_npz(path) else _read_torch(path, meta)
         elif start[8:9] == b"{":
             tensors = _read_safetensors(path, meta)
@@ -88,7 +109,17 @@ def _read(path: Path, meta: bool) -> Tensors:
         raise InputError(f"{path} is damaged or not a weight file: {cause}") from None
     if not tensors:
         raise InputError(f"{path} holds no tensors")
+    for name, tensor in tensors.items():
+        if tensor.numel() == 0:
+            raise InputError(f"{path}: {name} has shape {tuple(tensor.shape)} and holds nothing")
     return tensors
+
+
+def _check_inflated(path: Path, size: int) -> None:
+    with zipfile.ZipFile(path) as archive:
+        inflated = sum(member.file_size for member in archive.infolist())
+    if inflated > MAX_INFLATED + MAX_RATIO * size:
+        raise InputError(f"{path} would inflate from {size:,} to {inflated:,} bytes: no weights compress so well")
 
 
 def _read_safetensors(path: Path, meta: bool) -> Tensors:
@@ -113,11 +144,19 @@ def _read_torch(path: Path, meta: bool) -> Tensors:
             f"{path} holds pickled objects besides tensors, which could run code; "
             "save its state_dict alone, best as .safetensors"
         ) from None
-    while isinstance(loaded, dict) and (key := next((k for k in STATE_KEYS if k in loaded), None)):
-        loaded = loaded[key]
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    for key in STATE_KEYS:
+        if isinstance(loaded, dict) and key in loaded:
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(map(_is_plain, loaded.values())):
         raise InputError(f"{path} holds no state dict: expected a mapping of names to tensors")
+    for name, tensor in loaded.items():
+        if tensor.nbytes > path.stat().st_size:  # one number can be repeated by strides
+            raise InputError(f"{path}: {name} says shape {tuple(tensor.shape)}, more than the file holds")
     return {str(name).removeprefix("module."): tensor.detach() for name, tensor in loaded.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized
 
 
 def _is_npz(path: Path) -> bool:

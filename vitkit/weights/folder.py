@@ -139,19 +139,22 @@ def replacing(target: Path, *, force: bool) -> Iterator[Path]:
         raise InputError(f"{target} exists; --force overwrites it")
     if target.is_file():
         raise InputError(f"{target} is a file; expected a folder to write")
+    if target.exists() and any(target.iterdir()) and not (target / "config.json").is_file():
+        raise InputError(f"{target} is no model folder: --force replaces those alone")
+    place, new = target.resolve(), None  # a link stays, what it points to is replaced
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise InputError(f"{target} can't be written: {error.strerror}") from None
-    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         yield new
         new.chmod(0o755)
-        if target.exists():
-            shutil.rmtree(target)
-        new.rename(target)
+        if place.exists():
+            shutil.rmtree(place)
+        new.rename(place)
+    except OSError as error:
+        raise InputError(f"{target} can't be written: {error.strerror}") from None
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        if new is not None:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def model_card(

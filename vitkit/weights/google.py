@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, ResNetConfig, ViTConfig
 from vitkit.weights.files import Tensors
 from vitkit.weights.layout import Reading
@@ -39,6 +40,7 @@ OLD_TO_LINEN = {
     "MlpBlock_3": "MlpBlock_0",
 }
 LINEN_TO_OLD = {linen: old for old, linen in OLD_TO_LINEN.items()}
+MAX_SCANNED = 1000
 
 
 def _norm(ours: str, theirs: str) -> list[Rule]:
@@ -171,7 +173,8 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
     rules.append(BIG_VISION_POSITIONS if big_vision else VIT_JAX_POSITIONS)
     ours, unused = to_ours(rules, plain)
     settings["prefix_positions"] = not big_vision
-    if "pos_embed" not in ours:  # big_vision's fixed table is the only layout without a stored one
+    vit_jax = "conv_root/kernel" in plain or any("MultiHeadDotProductAttention_1/" in name for name in theirs)
+    if "pos_embed" not in ours and not vit_jax:  # big_vision alone has a fixed table, which it doesn't store
         settings["positions"] = "sincos_2d"
     query = next((t for n, t in plain.items() if n.endswith("encoderblock_0/" + _QUERY)), None)
     if query is not None and query.ndim == 3:
@@ -231,6 +234,8 @@ def _linen_names(theirs: Tensors) -> Tensors:
     for name, tensor in theirs.items():
         name = name.removeprefix(prefix)
         if name.startswith("Transformer/encoderblock/"):
+            if len(tensor) > MAX_SCANNED:
+                raise InputError(f"{name} says {len(tensor)} layers, at most {MAX_SCANNED} are read")
             for layer, part in enumerate(tensor.unbind(0)):
                 plain[name.replace("encoderblock", f"encoderblock_{layer}", 1)] = part
         else:

@@ -44,8 +44,6 @@ def infer_config(
         config = _compact(tensors, settings, named, hints)
     else:
         raise InputError("the file holds no model of a known family")
-    if named is not None:
-        _check_name(config, named)
     return config
 
 
@@ -70,17 +68,16 @@ def _vit(
         "final_norm": "pooled" if "fc_norm.weight" in tensors else "tokens",
         "pre_logits": tensors["pre_logits.fc.weight"].shape[0] if "pre_logits.fc.weight" in tensors else 0,
         "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in tensors else None,
-        "positions": "none",
+        "positions": "learned",
     }
-    found["heads"] = _heads(found, settings, named)
-    found["pool"] = settings.get("pool") or _pool(tensors)
     family: type[ViTConfig] = ViTConfig
     if backbone := _backbone(tensors):
         family = HybridConfig
         found |= backbone
+    found["heads"] = _heads(found, settings, named if type(named) is family else None)
+    found["pool"] = settings.get("pool") or _pool(tensors)
     if "pos_embed" in tensors:
         table = tensors["pos_embed"]
-        found["positions"] = "learned"
         found["positions_at"] = "every_layer" if table.shape[0] > 1 else "stem"
         probe = _probe(family, found, settings, (10**6, 10**6))
         grid_size, has_prefix = _grid_size(table.shape[1], probe, settings, hints)
@@ -90,15 +87,10 @@ def _vit(
             found["positions"] = "learned_2d"
         elif "blocks.0.attn.relative" in tensors:
             found["positions"] = "relative"
+        elif "positions" in settings:  # fixed tables leave no trace
+            found["positions"] = settings["positions"]
         found["image_size"] = hints[0] if hints else (224, 224)
-    return from_dict(family, {**settings, **_without(found, settings, "positions")}, "weight file")
-
-
-def _without(found: dict[str, Any], settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """Let a stored setting stand where the tensors can't tell: fixed positions leave no trace."""
-    if found[name] == "none" and name in settings:
-        found = {key: value for key, value in found.items() if key != name}
-    return found
+    return from_dict(family, {**settings, **found}, "weight file")
 
 
 def _probe(
@@ -130,7 +122,10 @@ def _grid_size(
 
 
 def _heads(found: dict[str, Any], settings: dict[str, Any], named: ModelConfig | None) -> int:
-    heads = settings.get("heads") or getattr(named, "heads", None)
+    heads = settings.get("heads")
+    if heads is None and isinstance(named, ViTConfig):
+        _check_fields(found, vars(named))
+        heads = named.heads
     if heads is None:
         shape = (found["width"], found["depth"], found["mlp_width"])
         heads = next((row[3] for row in SIZES.values() if row[:3] == shape), None)
@@ -187,20 +182,20 @@ def _compact(
         )
     width = mlp.shape[1]
     convolutions = _count(tensors, "tokenizer.conv_layers.", 2)
-    fixed = getattr(named, "positions", "learned")
+    same = named if isinstance(named, CompactConfig) and named.width == width else None
     table = tensors.get("classifier.positional_emb")
     found = {
         "channels": first.shape[1],
         "num_classes": _classes(tensors, "classifier.fc.weight"),
         "width": width,
         "depth": _count(tensors, "classifier.blocks.", 2),
-        "heads": settings.get("heads") or getattr(named, "heads", None) or max(1, width // 64),
+        "heads": same.heads if same else max(1, width // 64),
         "mlp_width": mlp.shape[0],
         "tokenizer": "patches" if patches else "convolutions",
         "kernel": first.shape[2],
         "convolutions": convolutions,
         "pool": "seqpool" if "classifier.attention_pool.weight" in tensors else "token",
-        "positions": "none" if table is None else "sine" if fixed == "sine" else "learned",
+        "positions": "none" if table is None else "sine" if same and same.positions == "sine" else "learned",
     }
     sizes = [*hints, *[(side, side) for side in range(8, 1025, 8)]]
     for size in sizes:
@@ -226,13 +221,17 @@ def _units(tensors: Tensors, prefix: str) -> tuple[int, ...]:
     return tuple(_count(tensors, f"{prefix}{stage}.blocks.", place + 2) for stage in range(stages))
 
 
-def _check_name(config: ModelConfig, named: ModelConfig) -> None:
+def check_name(config: ModelConfig, named: ModelConfig) -> None:
+    """Refuse a file whose model is not the named one."""
     if type(config) is not type(named):
         kinds = (type(config).__name__, type(named).__name__)
         raise InputError(
             "the file holds a {}, the name means a {}".format(*(k.removesuffix("Config") for k in kinds))
         )
+    _check_fields(vars(config), vars(named))
+
+
+def _check_fields(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for field in SHAPE_FIELDS:
-        found, expected = getattr(config, field, None), getattr(named, field, None)
-        if found != expected:
-            raise InputError(f"the file's model has {field} {found}, the named one {expected}")
+        if field in found and found[field] != expected[field]:
+            raise InputError(f"the file's model has {field} {found[field]}, the named one {expected[field]}")

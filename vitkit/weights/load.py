@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,13 +18,13 @@ from torch import Tensor
 from vitkit.config import override
 from vitkit.errors import InputError
 from vitkit.models import build
-from vitkit.models.configs import ModelConfig, Preprocessing, Size, as_size
+from vitkit.models.configs import ModelConfig, Preprocessing, Size, ViTConfig, as_size
 from vitkit.models.model import Model
 from vitkit.models.names import canonical_name, default_preprocessing, find_name, model_config
 from vitkit.weights import google, huggingface, timm, torchvision
 from vitkit.weights.files import Tensors, read_header, read_json, read_tensors
 from vitkit.weights.folder import Stored, from_json, in_words, sidecar
-from vitkit.weights.infer import infer_config
+from vitkit.weights.infer import check_name, infer_config
 from vitkit.weights.layout import Reading
 from vitkit.weights.public import PublicWeights, download, find_timm_weights, find_weights
 
@@ -37,6 +38,8 @@ FIRST_CONVOLUTIONS = (
     "tokenizer.conv_layers.0.0.weight",
 )
 MOST_NAMES = 20
+# More patches than this have no use; a fixed position table is computed, whatever the size of the file.
+MAX_PATCHES = 2**16
 
 
 @dataclass
@@ -102,19 +105,17 @@ def find_source(spec: str | Path, announce: Callable[[str], None]) -> Source:
     text = str(spec)
     if text.startswith("hf-hub:"):
         return Source(download(text.removeprefix("hf-hub:"), announce))
-    path = Path(text).expanduser()
-    if path.exists():
+    if path := _existing(text):
         return Source(_model_folder(path))
     if "@" in text:
         name, _, rest = text.partition("@")
-        run = Path(name).expanduser()
-        if run.is_dir():
+        run = _existing(name)
+        if run is not None and run.is_dir():
             if rest != "last":
                 raise InputError(f"{text!r}: a run has its best model (no @) and @last, not @{rest}")
             return Source(_model_folder(run / "model-last"))
         model_config(name)
-        path = Path(rest).expanduser()
-        if path.exists():
+        if path := _existing(rest):
             return Source(_model_folder(path), name)
         if _looks_like_path(rest):
             raise InputError(f"no such file: {rest}")
@@ -135,25 +136,23 @@ def read_model(
 ) -> LoadedModel:
     """Return the model of a weight file or folder, its format recognised from the content."""
     file, extra, stored = _open(path)
-    layout, reading = _read_layout(file, read_header(file), extra)
-    try:
-        if stored is not None:
-            config = stored.config
-        else:
+    with _blaming(file):
+        layout, reading = _read_layout(read_header(file), extra)
+        if stored is None:
             config = infer_config(reading.tensors, reading.settings, named, image_size)
+            preprocessing, class_names = _preprocessing(config, reading, public), reading.class_names
+        else:
+            config, preprocessing, class_names = stored.config, stored.preprocessing, stored.class_names
+        if named is not None:
+            check_name(config, named)
         missing = account(config, reading, accept)
-        tensors = layout.read(read_tensors(file), extra).tensors
-    except InputError as error:
-        message = str(error)
-        raise InputError(message if message.startswith(str(file)) else f"{file}: {message}") from None
-    model = fill(config, tensors, missing)
+        model = fill(config, layout.read(read_tensors(file), extra).tensors, missing)
+        if len(preprocessing.mean) != config.channels:
+            channels = len(preprocessing.mean)
+            raise InputError(f"mean and std have {channels} channels, the model has {config.channels}")
     notes = []
-    if stored is not None:
-        preprocessing, class_names = stored.preprocessing, stored.class_names
-    else:
-        preprocessing, class_names = _preprocessing(config, reading, public), reading.class_names
-        if path.is_file() and public is None:
-            notes.append(f"preprocessing, which {file.name} doesn't state: {in_words(preprocessing)}")
+    if stored is None and path.is_file() and public is None:
+        notes.append(f"preprocessing, which {file.name} doesn't state: {in_words(preprocessing)}")
     if class_names is not None and len(class_names) != config.num_classes:
         raise InputError(f"{path} names {len(class_names)} classes, its head has {config.num_classes}")
     if missing:
@@ -163,9 +162,10 @@ def read_model(
 
 def account(config: ModelConfig, reading: Reading, accept: Sequence[str]) -> list[str]:
     """Compare a file's tensors with the model's; return the accepted missing ones, fail on all else."""
+    found = reading.tensors
+    _check_extent(config, len(found))
     with torch.device("meta"):
         expected = {name: tensor.shape for name, tensor in build(config).state_dict().items()}
-    found = reading.tensors
     for name, shape in expected.items():
         if name in found and found[name].shape != shape:
             raise InputError(f"{name} has shape {tuple(found[name].shape)}, the model's has {tuple(shape)}")
@@ -186,17 +186,26 @@ def account(config: ModelConfig, reading: Reading, accept: Sequence[str]) -> lis
     return missing
 
 
+def _check_extent(config: ModelConfig, num_tensors: int) -> None:
+    """Refuse what would take long or much memory to build, though the file is small."""
+    stages = (*getattr(config, "units", ()), *getattr(config, "backbone_units", ()))
+    layers = getattr(config, "depth", 0) + getattr(config, "convolutions", 0) + sum(map(abs, stages))
+    if layers > num_tensors:
+        raise InputError(f"its config says {layers} layers (depth, units), the file holds {num_tensors} tensors")
+    if isinstance(config, ViTConfig) and config.positions == "sincos_2d" and config.num_patches > MAX_PATCHES:
+        size = f"{config.size[0]}x{config.size[1]}"
+        raise InputError(f"images of {size} pixels have {config.num_patches} patches, at most {MAX_PATCHES}")
+
+
 def fill(config: ModelConfig, tensors: Tensors, missing: Sequence[str]) -> Model:
     """Return a model with these weights; what is missing is freshly initialised."""
-    if missing:
+    with torch.device("cpu" if missing else "meta"):
         model = build(config)
-        names = model.state_dict().keys()
-        model.load_state_dict({name: tensors[name] for name in names if name in tensors}, strict=False)
-        return model
-    with torch.device("meta"):
-        model = build(config)
-    names = model.state_dict().keys()
-    model.load_state_dict({name: tensors[name].contiguous() for name in names}, assign=True)
+    state = {name: tensors[name].contiguous() for name in model.state_dict() if name in tensors}
+    for name, tensor in state.items():
+        if not tensor.is_floating_point():
+            raise InputError(f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, expected floats")
+    model.load_state_dict(state, strict=not missing, assign=not missing)
     model.reset_tables()
     return model
 
@@ -204,10 +213,11 @@ def fill(config: ModelConfig, tensors: Tensors, missing: Sequence[str]) -> Model
 def adapt_channels(loaded: LoadedModel, channels: int) -> None:
     """Change the first convolution to another number of channels: to one by summing, else by repeating."""
     old = loaded.model.config.channels
+    config = override(loaded.model.config, {"channels": channels}, "model")
     state = loaded.model.state_dict()
     name = next(name for name in FIRST_CONVOLUTIONS if name in state)
     state[name] = _adapt_kernel(state[name], channels)
-    loaded.model = fill(override(loaded.model.config, {"channels": channels}, "model"), state, ())
+    loaded.model = fill(config, state, ())
 
     def adapt(values: tuple[float, ...]) -> tuple[float, ...]:
         if channels == 1:
@@ -230,14 +240,13 @@ def _open(path: Path) -> tuple[Path, dict[str, Any] | None, Stored | None]:
     """Return a model's weight file, the JSON of its peers, and our own JSON."""
     if path.is_file():
         note = sidecar(path)
-        stored = from_json(read_json(note), note) if note.is_file() else None
-        return path, None, stored
+        return path, None, _read_stored(read_json(note), note) if note.is_file() else None
     config = path / "config.json"
     if not config.is_file():
         raise InputError(f"{path} is no model folder: it has no config.json")
     document = read_json(config)
     if "vitkit" in document:
-        return path / "model.safetensors", None, from_json(document["vitkit"], config)
+        return path / "model.safetensors", None, _read_stored(document["vitkit"], config)
     preprocessor = path / "preprocessor_config.json"
     if preprocessor.is_file():
         document["preprocessor"] = read_json(preprocessor)
@@ -247,16 +256,30 @@ def _open(path: Path) -> tuple[Path, dict[str, Any] | None, Stored | None]:
     return file, document, None
 
 
-def _read_layout(file: Path, header: Tensors, extra: dict[str, Any] | None) -> tuple[ModuleType, Reading]:
+def _read_stored(entry: Any, path: Path) -> Stored:
+    with _blaming(path):
+        return from_json(entry, path)
+
+
+@contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Name the file in errors; what its shapes and values break in our code is its error, too."""
+    try:
+        yield
+    except InputError as error:
+        raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        cause = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path}: its tensors or settings are not what was expected ({cause})") from error
+
+
+def _read_layout(header: Tensors, extra: dict[str, Any] | None) -> tuple[ModuleType, Reading]:
     for layout in LAYOUTS:
         if layout.matches(header):
-            try:
-                return layout, layout.read(header, extra)
-            except InputError as error:
-                raise InputError(f"{file}: {error}") from None
+            return layout, layout.read(header, extra)
     shown = _names(sorted(header)[:5])
     raise InputError(
-        f"{file} has tensors of no known layout ({shown}); expected Google's, timm's, transformers', torchvision's or Compact-Transformers'"
+        f"its tensors have no known layout ({shown}); expected Google's, timm's, transformers', torchvision's or Compact-Transformers'"
     )
 
 
@@ -270,6 +293,15 @@ def _preprocessing(config: ModelConfig, reading: Reading, public: PublicWeights 
             if name in stated and len(stated[name]) != config.channels:
                 del stated[name]
     return override(default_preprocessing(config), stated, "preprocessing")
+
+
+def _existing(text: str) -> Path | None:
+    """Return the path of what there is; a text that can't be a path names nothing."""
+    try:
+        path = Path(text).expanduser()
+        return path if text and path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
 
 
 def _model_folder(path: Path) -> Path:

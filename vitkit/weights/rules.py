@@ -117,11 +117,11 @@ def _heads(config: ModelConfig) -> int:
 
 
 def _stack_heads(kernels: Sequence[Tensor]) -> Tensor:
-    return torch.cat([kernel.flatten(1).T for kernel in kernels])  # each (width, heads, size)
+    return torch.cat([kernel.flatten(1).mT for kernel in kernels])  # each (width, heads, size)
 
 
 def _split_heads(weight: Tensor, config: ModelConfig, parts: int) -> list[Tensor]:
-    return [part.T.unflatten(1, (_heads(config), -1)) for part in weight.chunk(parts)]
+    return [part.mT.unflatten(1, (_heads(config), -1)) for part in weight.chunk(parts)]
 
 
 def split_heads(parts: int) -> Move:
@@ -143,14 +143,14 @@ def stacked(parts: int) -> Move:
 
 
 COPY = Move(lambda tensors: tensors[0], lambda tensor, _: [tensor])
-DENSE = Move(lambda tensors: tensors[0].T, lambda tensor, _: [tensor.T])
+DENSE = Move(lambda tensors: tensors[0].permute(1, 0), lambda tensor, _: [tensor.permute(1, 0)])
 CONV = Move(lambda tensors: tensors[0].permute(3, 2, 0, 1), lambda tensor, _: [tensor.permute(2, 3, 1, 0)])
 # Old files keep norms as (1, 1, 1, channels).
 VECTOR = Move(lambda tensors: tensors[0].flatten(), lambda tensor, _: [tensor])
 # Flax's attention output kernel is (heads, size, width).
 OUT = Move(
-    lambda tensors: tensors[0].flatten(0, 1).T,
-    lambda tensor, config: [tensor.T.unflatten(0, (_heads(config), -1))],
+    lambda tensors: tensors[0].flatten(0, 1).mT,
+    lambda tensor, config: [tensor.mT.unflatten(0, (_heads(config), -1))],
 )
 # A 1x1 convolution against a dense layer.
 POINTWISE = Move(lambda tensors: tensors[0][:, :, None, None], lambda tensor, _: [tensor[:, :, 0, 0]])

@@ -72,6 +72,8 @@ def _read_config(reading: Reading, config: dict[str, Any]) -> None:
         settings["pool"] = POOLS_BACK[pool]
         if "no_embed_class" in args:
             settings["prefix_positions"] = not args["no_embed_class"]
+        if args.get("pos_embed") in ("none", ""):
+            settings["positions"] = "none"
         act = args.get("act_layer", "gelu")
         if act not in ("gelu", "gelu_tanh"):
             raise InputError(f"timm's activation {act!r} is not supported; gelu and gelu_tanh are")

@@ -1,0 +1,247 @@
+"""`vit convert` writes every format, says what it assumed, overwrites nothing unasked and leaves nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import vitkit
+from vitkit.weights.convert import convert
+from vitkit.weights.load import load_model
+
+TARGETS = {
+    "vitkit": ["out", "out.safetensors", "out.pth"],
+    "timm": ["out", "out.safetensors", "out.pth"],
+    "npz": ["out.npz"],
+    "hf": ["out"],
+    "torchvision": ["out.pth", "out.safetensors"],
+}
+CASES = [(to, target) for to, targets in TARGETS.items() for target in targets]
+PREPROCESSING_NOTE = (
+    "preprocessing, which source.safetensors doesn't state: shorter side resized to 35, centre crop 32x32, "
+    "bicubic, mean 0.5, std 0.5\n"
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A small model in timm's layout, with a head that is not zero."""
+    torch.manual_seed(0)
+    model = vitkit.create_model("mu/16", image_size=32, num_classes=7)
+    torch.nn.init.normal_(model.head.weight)
+    save_file(model.state_dict(), tmp_path / "source.safetensors")
+    return tmp_path / "source.safetensors"
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(("to", "target"), CASES)
+def test_every_format(vit: Callable[..., Any], to: str, target: str, source: Path, tmp_path: Path) -> None:
+    answer = vit("convert", str(source), str(tmp_path / target), "--to", to)
+    assert answer.status == 0
+    assert answer.err == PREPROCESSING_NOTE
+    parameters = sum(tensor.numel() for tensor in load_model(source).model.parameters())
+    assert answer.out == f"{tmp_path / target}: mu/16, {parameters:,} parameters, as {to}\n"
+    again, first = load_model(tmp_path / target), load_model(source)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(again.model(images), first.model(images))
+    assert again.preprocessing.size == first.preprocessing.size
+    assert again.preprocessing.mean == first.preprocessing.mean
+    if "." in target:
+        assert files(tmp_path) == sorted(["source.safetensors", target, f"{target}.json"])
+        assert again.preprocessing == first.preprocessing
+    else:
+        third = "preprocessor_config.json" if to == "hf" else "README.md"
+        names = {"config.json", "model.safetensors", third}
+        assert {path.name for path in (tmp_path / target).iterdir()} == names
+
+
+def test_vitkit_is_the_default(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    assert vit("convert", str(source), str(tmp_path / "out")).status == 0
+    assert "vitkit" in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+def test_json_is_what_python_returns(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    answer = vit("convert", str(source), str(tmp_path / "out"), "--json")
+    assert answer.status == 0
+    document = json.loads(answer.out)
+    assert document == convert(source, tmp_path / "out", force=True)
+    assert document == {
+        "source": str(source),
+        "target": str(tmp_path / "out"),
+        "format": "vitkit",
+        "model": "mu/16",
+        "parameters": 37799,
+        "image_size": [32, 32],
+        "num_classes": 7,
+        "notes": [PREPROCESSING_NOTE.rstrip("\n")],
+    }
+
+
+def test_changes_on_the_way(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    flags = ["--image-size", "32x64", "--num-classes", "4", "--channels", "1"]
+    assert vit("convert", str(source), str(tmp_path / "out"), *flags).status == 0
+    config = load_model(tmp_path / "out").model.config
+    assert (config.size, config.num_classes, config.channels) == ((32, 64), 4, 1)
+
+
+def test_an_untrained_model_is_said_to_be_one(vit: Callable[..., Any], tmp_path: Path) -> None:
+    answer = vit("convert", "mu/16", str(tmp_path / "out"), "--image-size", "32")
+    assert answer.status == 0
+    assert answer.err.startswith("mu/16 is untrained: ")
+
+
+@pytest.mark.parametrize(("to", "target"), CASES)
+def test_nothing_is_overwritten_unasked(
+    vit: Callable[..., Any], to: str, target: str, source: Path, tmp_path: Path
+) -> None:
+    arguments = ("convert", str(source), str(tmp_path / target), "--to", to)
+    assert vit(*arguments).status == 0
+    before = {name: (tmp_path / name).stat().st_mtime_ns for name in files(tmp_path)}
+    answer = vit(*arguments)
+    assert answer == (2, "", f"error: {tmp_path / target} exists; --force overwrites it\n")
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in files(tmp_path)} == before
+    assert vit(*arguments, "--force").status == 0
+    assert files(tmp_path) == sorted(before)
+
+
+def test_a_sidecar_of_another_file_is_kept(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.npz.json").write_text("mine")
+    answer = vit("convert", str(source), str(tmp_path / "out.npz"), "--to", "npz")
+    assert answer == (2, "", f"error: {tmp_path / 'out.npz.json'} exists; --force overwrites it\n")
+    assert (tmp_path / "out.npz.json").read_text() == "mine"
+
+
+def test_force_replaces_nothing_but_models(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("three years")
+    answer = vit("convert", str(source), str(precious), "--force")
+    assert answer.status == 2
+    assert answer.err.endswith(f"error: {precious} is no model folder: --force replaces those alone\n")
+    assert files(tmp_path) == ["precious/thesis.txt", "source.safetensors"]
+    (precious / "thesis.txt").unlink()
+    assert vit("convert", str(source), str(precious), "--force").status == 0
+
+
+def test_source_and_target_may_be_the_same(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    assert vit("convert", str(source), str(folder)).status == 0
+    before = load_model(folder).model.state_dict()
+    answer = vit("convert", str(folder), str(folder), "--force", "--num-classes", "2")
+    assert (answer.status, answer.err) == (0, "")
+    after = load_model(folder).model.state_dict()
+    assert after["head.weight"].shape == (2, 32)
+    assert torch.equal(after["pos_embed"], before["pos_embed"])
+
+
+def test_a_link_to_a_model_stays_a_link(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "model")
+    for flags in ([], ["--force"]):
+        assert vit("convert", str(source), str(tmp_path / "link"), *flags).status == 0
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "deep" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("to", "target", "message"),
+    [
+        ("npz", "out", "--to npz can't write out: .npz files are --to npz, and the other way round"),
+        ("timm", "out.npz", "--to timm can't write out.npz: .npz files are --to npz, and the other way round"),
+        ("hf", "out.safetensors", "--to hf writes a folder: give a path without an ending"),
+        ("torchvision", "out", "--to torchvision writes one file: give a path ending in .pth or .safetensors"),
+        ("vitkit", "out.bin", "out.bin can't be written: PyTorch files end in .pth, best is .safetensors"),
+    ],
+)
+def test_targets_of_another_kind(vit: Callable[..., Any], to: str, target: str, message: str, tmp_path: Path) -> None:
+    answer = vit("convert", "no such source.npz", str(tmp_path / target), "--to", to)
+    assert answer == (2, "", f"error: {message}\n")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("target", ["out", "out.npz", "out.pth"])
+def test_targets_that_can_not_be_written(
+    vit: Callable[..., Any], target: str, source: Path, tmp_path: Path
+) -> None:
+    path = source / target  # below a file
+    answer = vit("convert", str(source), str(path), "--to", "npz" if target.endswith("npz") else "vitkit")
+    assert answer.status == 2
+    assert answer.err.startswith(f"error: {path} can't be written: ")
+    assert answer.err.count("\n") == 1
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond 20 kB, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("to", "target"), CASES)
+def test_a_full_disk_leaves_nothing(
+    vit: Callable[..., Any], to: str, target: str, source: Path, tmp_path: Path, full_disk: None
+) -> None:
+    answer = vit("convert", str(source), str(tmp_path / target), "--to", to)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: {tmp_path / target} can't be written: ")
+    assert answer.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["source.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "onnx"], "'onnx' is not one of"),
+        (["--image-size", "big"], "--image-size is 'big'; expected pixels such as 384"),
+        (["--image-size", "8"], "is smaller than one patch of 16"),
+        (["--channels", "0"], "channels must be at least 1, not 0"),
+        (["--num-classes", "-2"], "num_classes must be at least 0, not -2"),
+        (["surplus"], "unexpected argument 'surplus'"),
+    ],
+)
+def test_wrong_arguments(
+    vit: Callable[..., Any], arguments: list[str], message: str, source: Path, tmp_path: Path
+) -> None:
+    answer = vit("convert", str(source), str(tmp_path / "out"), *arguments)
+    assert (answer.status, answer.out) == (2, "")
+    assert message in answer.err
+    assert files(tmp_path) == ["source.safetensors"]
+
+
+def test_accepting_tensors_and_numerics(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    tensors = {**load_model(source).model.state_dict(), "mask_token": torch.ones(1)}
+    save_file(tensors, source)
+    refused = vit("convert", str(source), str(tmp_path / "out"))
+    assert refused.status == 2
+    assert "1 tensors that the model has no use for: mask_token; accept them by name" in refused.err
+    assert vit("convert", str(source), str(tmp_path / "out"), "--accept", "mask_*").status == 0
+    npz = tmp_path / "google.npz"
+    assert vit("convert", str(tmp_path / "out"), str(npz), "--to", "npz").status == 0
+    (tmp_path / "google.npz.json").unlink()
+    arguments = ("convert", str(npz), str(tmp_path / "tv.pth"), "--to", "torchvision")
+    refused = vit(*arguments)
+    assert refused.status == 2
+    assert refused.err.endswith(
+        "error: torchvision computes gelu erf for tanh, so its logits would differ; "
+        "--accept numerics writes it anyway\n"
+    )
+    assert vit(*arguments, "--accept", "numerics").status == 0
+
+
+def test_help_names_the_formats(vit: Callable[..., Any]) -> None:
+    answer = vit("convert", "--help")
+    assert answer.status == 0
+    for to in TARGETS:
+        assert to in answer.out

@@ -1,0 +1,89 @@
+"""The grammar of DATA strings."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitkit import InputError
+from vitkit.data.spec import DataSpec, parse_spec
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("digits", DataSpec("digits")),
+        ("cifar10:train[:98%]", DataSpec("cifar10", "train", stop="98%")),
+        ("cifar10:train[5shot,seed=1]", DataSpec("cifar10", "train", shots=5, seed=1)),
+        ("cifar10:train[100:200, 5shot]", DataSpec("cifar10", "train", start="100", stop="200", shots=5)),
+        ("./photos", DataSpec("./photos")),
+        ("~/photos:val", DataSpec("~/photos", "val")),
+        ("/data/a:b/c", DataSpec("/data/a:b/c")),
+        ("s3://bucket/x-{000..010}.tar:train", DataSpec("s3://bucket/x-{000..010}.tar", "train")),
+        ("s3://bucket/x.tar", DataSpec("s3://bucket/x.tar")),
+        ("hf-hub:org/name", DataSpec("hf-hub:org/name")),
+        ("hf-hub:org/name:test", DataSpec("hf-hub:org/name", "test")),
+        ("pets:train[root=/data,download=true]", DataSpec("pets", "train", root="/data", download=True)),
+        ("shapes[label=count,size=64]", DataSpec("shapes", label="count", size=64)),
+        ("digits:all", DataSpec("digits", "all")),
+    ],
+)
+def test_specs_mean_what_the_grammar_says(text: str, expected: DataSpec) -> None:
+    assert parse_spec(text) == expected
+    assert parse_spec(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the data spec is empty; expected SOURCE[:SPLIT][[ITEM,...]], such as 'digits:train'"),
+        (":train", "data spec ':train' names no source; expected SOURCE[:SPLIT][[ITEM,...]]"),
+        ("digits:", "data spec 'digits:' ends in a colon; a split's name follows it, such as ':train'"),
+        ("digits[seed=x]", "data spec 'digits[seed=x]': seed= takes a whole number, not 'x'"),
+        ("digits[download=yes]", "data spec 'digits[download=yes]': download= takes true or false, not 'yes'"),
+        ("digits[:120%]", "data spec 'digits[:120%]': 120% is more than all"),
+        ("digits[0shot]", "data spec 'digits[0shot]': 0shot keeps no image"),
+        ("digits[seed=1,seed=2]", "data spec 'digits[seed=1,seed=2]' says seed twice"),
+        (
+            "digits[sed=1]",
+            "data spec 'digits[sed=1]': unknown item 'sed=1'; did you mean 'seed'? expected a slice "
+            "(:98%, 100:200), 5shot, or seed=, label=, size=, root=, download=",
+        ),
+        ("digits]", "data spec 'digits]': brackets don't match; expected 'SOURCE:SPLIT[ITEM,...]'"),
+    ],
+)
+def test_bad_specs_say_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_spec(text)
+    assert str(error.value) == message
+
+
+ends = st.none() | st.integers(0, 100).map(str) | st.integers(0, 100).map("{}%".format)
+
+
+@given(
+    st.builds(
+        DataSpec,
+        source=st.sampled_from(["digits", "./a b", "/x/y.csv", "s3://b/c.tar", "hf-hub:o/n"]),
+        split=st.none() | st.sampled_from(["train", "val", "all"]),
+        start=ends,
+        stop=ends,
+        shots=st.none() | st.integers(1, 99),
+        seed=st.integers(0, 9),
+        label=st.none() | st.just("count"),
+        size=st.none() | st.integers(1, 999),
+        root=st.none() | st.just("/d"),
+        download=st.booleans(),
+    )
+)
+def test_a_spec_survives_being_written(spec: DataSpec) -> None:
+    assert parse_spec(str(spec)) == spec
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_spec_or_a_clean_error(text: str) -> None:
+    try:
+        parse_spec(text)
+    except InputError as error:
+        assert "\n" not in str(error) or "\n" in text

@@ -1,0 +1,263 @@
+"""Settings: mappings become frozen dataclasses and return unchanged; wrong types and unknown keys are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from vitkit.config import convert, describe, from_dict, override, to_dict
+from vitkit.errors import InputError
+from vitkit.models.configs import (
+    CompactConfig,
+    HybridConfig,
+    ModelConfig,
+    Preprocessing,
+    ResNetConfig,
+    ViTConfig,
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One field of every kind."""
+
+    count: int
+    rate: float = 0.5
+    name: str = "a"
+    flag: bool = False
+    choice: Literal["left", "right"] = "left"
+    maybe: float | None = None
+    size: int | tuple[int, int] = 8
+    units: tuple[int, ...] = (1, 2)
+    means: tuple[float, ...] = (0.5,)
+    derived: int = field(init=False, default=3)
+
+
+samples = st.builds(
+    Sample,
+    count=st.integers(),
+    rate=st.floats(allow_nan=False),
+    name=st.text(),
+    flag=st.booleans(),
+    choice=st.sampled_from(["left", "right"]),
+    maybe=st.none() | st.floats(allow_nan=False),
+    size=st.integers() | st.tuples(st.integers(), st.integers()),
+    units=st.lists(st.integers()).map(tuple),
+    means=st.lists(st.floats(allow_nan=False)).map(tuple),
+)
+
+
+def refused(settings: dict[str, Any]) -> str:
+    with pytest.raises(InputError) as error:
+        from_dict(Sample, settings, "sample.yaml")
+    return str(error.value)
+
+
+@given(samples)
+def test_there_and_back(sample: Sample) -> None:
+    plain = to_dict(sample)
+    assert "derived" not in plain
+    assert from_dict(Sample, plain, "sample") == sample
+    assert from_dict(Sample, json.loads(json.dumps(plain)), "sample") == sample
+
+
+rates = st.floats(0.0, 0.99)
+epsilons = st.floats(1e-12, 0.1)
+sizes = st.integers(16, 64) | st.tuples(st.integers(16, 64), st.integers(16, 64))
+ANY: dict[str, st.SearchStrategy[Any]] = {
+    "image_size": sizes,
+    "channels": st.integers(1, 5),
+    "num_classes": st.integers(0, 30),
+}
+TRANSFORMER = {
+    **ANY,
+    "depth": st.integers(1, 4),
+    "heads": st.sampled_from([1, 2, 4]),
+    "mlp_width": st.integers(1, 64),
+    "width": st.sampled_from([4, 8, 16]),
+    "dropout": rates,
+    "attention_dropout": rates,
+    "stochastic_depth": rates,
+    "norm_epsilon": epsilons,
+    "gelu": st.sampled_from(["tanh", "erf"]),
+    "resample": st.sampled_from(["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"]),
+}
+VIT = {
+    **TRANSFORMER,
+    "patch": st.integers(1, 16),
+    "positions": st.sampled_from(["none", "learned", "learned_2d", "sincos_2d", "relative"]),
+    "positions_at": st.sampled_from(["stem", "every_layer", "every_layer_shared"]),
+    "prefix_positions": st.booleans(),
+    "pool": st.sampled_from(["token", "mean", "map", "seqpool", "none"]),
+    "class_token": st.none() | st.booleans(),
+    "registers": st.integers(0, 3),
+    "final_norm": st.sampled_from(["tokens", "pooled"]),
+    "pre_logits": st.integers(0, 9),
+    "head_bias": st.floats(-10, 10),
+    "patch_dropout": rates,
+    "layer_scale": st.none() | st.floats(0, 1),
+}
+NORMALIZATION = {
+    "group_norm_epsilon": epsilons,
+    "standardization": st.sampled_from(["std", "variance"]),
+    "standardization_epsilon": epsilons,
+}
+FAMILIES: dict[type[ModelConfig], dict[str, st.SearchStrategy[Any]]] = {
+    ViTConfig: VIT,
+    HybridConfig: {
+        **VIT,
+        **NORMALIZATION,
+        "patch": st.integers(1, 2),
+        "backbone_units": st.lists(st.integers(1, 3), max_size=4),
+        "backbone_width": st.sampled_from([32, 64]),
+    },
+    ResNetConfig: {
+        **ANY,
+        **NORMALIZATION,
+        "units": st.lists(st.integers(1, 3), min_size=1, max_size=4),
+        "width_factor": st.integers(1, 4),
+        "head_bias": st.floats(-10, 10),
+    },
+    CompactConfig: {
+        **TRANSFORMER,
+        "tokenizer": st.sampled_from(["patches", "convolutions"]),
+        "kernel": st.integers(1, 8),
+        "convolutions": st.integers(1, 2),
+        "pool": st.sampled_from(["token", "seqpool"]),
+        "positions": st.sampled_from(["none", "learned", "sine"]),
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+@given(data=st.data())
+def test_every_model_config_there_and_back(family: type[ModelConfig], data: st.DataObject) -> None:
+    assert set(FAMILIES[family]) == {f.name for f in dataclasses.fields(family)}
+    # Few settings at a time: most do not go with all others.
+    names = data.draw(st.lists(st.sampled_from(sorted(FAMILIES[family])), max_size=5, unique=True))
+    settings = {name: data.draw(FAMILIES[family][name]) for name in names}
+    try:
+        config = from_dict(
+            family, {"patch": 1, **settings} if "patch" in FAMILIES[family] else settings, "model"
+        )
+    except InputError:
+        assume(False)
+    plain = json.loads(json.dumps(to_dict(config)))
+    again = from_dict(family, plain, "config.json")
+    assert again == config
+    assert hash(again) == hash(config)
+    for name in set(names) - {"class_token"}:
+        value = getattr(config, name)
+        expected = settings[name]
+        if name == "image_size" and isinstance(expected, int):
+            expected = (expected, expected)
+        assert value == (tuple(expected) if isinstance(expected, list) else expected)
+
+
+def test_defaults_are_left_out_or_given() -> None:
+    assert from_dict(Sample, {"count": 1}, "sample") == Sample(1)
+    assert refused({"rate": 0.1}) == "missing setting 'count' in sample.yaml"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"count": "1"}, "count in sample.yaml is '1'; expected a whole number"),
+        ({"count": 1.0}, "count in sample.yaml is 1.0; expected a whole number"),
+        ({"count": True}, "count in sample.yaml is True; expected a whole number"),
+        ({"count": None}, "count in sample.yaml is None; expected a whole number"),
+        ({"rate": "0.5"}, "rate in sample.yaml is '0.5'; expected a number"),
+        ({"rate": False}, "rate in sample.yaml is False; expected a number"),
+        ({"name": 3}, "name in sample.yaml is 3; expected a text"),
+        ({"flag": 1}, "flag in sample.yaml is 1; expected true or false"),
+        ({"choice": "up"}, "choice in sample.yaml is 'up'; expected one of 'left', 'right'"),
+        ({"choice": ["left"]}, "choice in sample.yaml is ['left']; expected one of 'left', 'right'"),
+        ({"maybe": "none"}, "maybe in sample.yaml is 'none'; expected a number or nothing"),
+        (
+            {"size": (1, 2, 3)},
+            "size in sample.yaml is (1, 2, 3); expected a whole number or a list of a whole number and a whole number",
+        ),
+        ({"units": 3}, "units in sample.yaml is 3; expected a list of a whole number"),
+        ({"units": [1, 2.5]}, "units in sample.yaml is [1, 2.5]; expected a list of a whole number"),
+        ({"means": "0.5"}, "means in sample.yaml is '0.5'; expected a list of a number"),
+        ({"cuont": 3}, "unknown setting 'cuont' in sample.yaml; did you mean 'count' or 'units'?"),
+        ({"derived": 3}, "unknown setting 'derived' in sample.yaml"),
+        ({"zzz": 3}, "unknown setting 'zzz' in sample.yaml"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
+    assert refused({"count": 1, **settings}) == message
+    with pytest.raises(InputError) as error:
+        override(Sample(1), settings, "sample.yaml")
+    assert str(error.value) == message
+
+
+def test_whole_numbers_become_numbers_and_lists_tuples() -> None:
+    sample = from_dict(Sample, {"count": 1, "rate": 2, "size": [3, 4], "units": [], "means": [1]}, "sample")
+    assert type(sample.rate) is float
+    assert (sample.size, sample.units, sample.means) == ((3, 4), (), (1.0,))
+    assert type(sample.means[0]) is float
+
+
+def test_override_replaces_and_keeps() -> None:
+    sample = Sample(1, rate=0.25)
+    assert override(sample, {"maybe": 1}, "here") == Sample(1, rate=0.25, maybe=1.0)
+    assert override(sample, {"maybe": None, "size": [2, 2]}, "here") == Sample(1, rate=0.25, size=(2, 2))
+    assert sample == Sample(1, rate=0.25)
+    with pytest.raises(InputError, match="dropout must be at least 0 and below 1, not 1.0"):
+        override(ViTConfig(), {"dropout": 1}, "model")
+
+
+@given(st.sampled_from([int, float, str, bool, int | None, tuple[int, ...], Literal["a", "b"]]), samples)
+def test_what_is_converted_stays_converted(hint: Any, sample: Sample) -> None:
+    for value in to_dict(sample).values():
+        try:
+            once = convert(value, hint)
+        except TypeError:
+            continue
+        assert convert(once, hint) == once
+    assert describe(hint)
+
+
+def test_configs_are_frozen_and_compare_by_value() -> None:
+    config = ViTConfig(image_size=32)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.width = 3  # type: ignore[misc]
+    assert config == ViTConfig(image_size=(32, 32))
+    assert len({config, ViTConfig(image_size=(32, 32)), ViTConfig()}) == 2
+
+
+def test_preprocessing_there_and_back() -> None:
+    for wanted in (
+        Preprocessing(),
+        Preprocessing(
+            image_size=(32, 48), crop_fraction=0.875, interpolation="bicubic", mean=(0.1,), std=(0.2,)
+        ),
+    ):
+        assert from_dict(Preprocessing, json.loads(json.dumps(to_dict(wanted))), "preprocessing") == wanted
+    assert from_dict(Preprocessing, {"image_size": 32}, "preprocessing").size == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop_fraction": 0.0}, "crop_fraction must be above 0 and at most 1, not 0.0"),
+        ({"crop_fraction": 1.1}, "crop_fraction must be above 0 and at most 1, not 1.1"),
+        ({"mean": (0.5,)}, "mean and std need one number per channel, and std must be positive"),
+        ({"std": (0.5, 0.5, 0.0)}, "mean and std need one number per channel, and std must be positive"),
+        (
+            {"interpolation": "nearest"},
+            "interpolation in preprocessing is 'nearest'; expected one of 'bilinear', 'bicubic'",
+        ),
+    ],
+)
+def test_wrong_preprocessing_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        from_dict(Preprocessing, settings, "preprocessing")
+    assert str(error.value) == message

@@ -1,0 +1,76 @@
+"""Decode for training: any picture becomes RGB pixels, a tensor uint8 (3, height, width), as fast as it can."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from vitkit.data.images import read_image
+from vitkit.data.source import Picture
+from vitkit.errors import InputError
+
+_JPEG = b"\xff\xd8\xff"
+
+
+def decode(picture: Picture) -> Tensor:
+    """Return the pixels of a file, its bytes or an array; a picture that can't be read raises InputError."""
+    if isinstance(picture, np.ndarray):
+        return _from_array(picture)
+    data = picture if isinstance(picture, bytes) else _read(picture)
+    pixels = _decode_jpeg(data) if data.startswith(_JPEG) else None
+    if pixels is not None:
+        return pixels
+    # Pillow reads what is no plain JPEG, and says what is wrong with a broken one.
+    image = read_image(data if isinstance(picture, bytes) else picture)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
+
+
+def _decode_jpeg(data: bytes) -> Tensor | None:
+    """Return the pixels of a JPEG, upright; None for what torchvision doesn't read right."""
+    if _pixels(data) > (Image.MAX_IMAGE_PIXELS or float("inf")):
+        return None
+    try:
+        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        pixels = decode_jpeg(raw, ImageReadMode.UNCHANGED, apply_exif_orientation=True)
+    except RuntimeError:
+        return None
+    if pixels.shape[0] == 3:
+        return pixels
+    return pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else None  # CMYK is Pillow's
+
+
+def _pixels(data: bytes) -> int:
+    """Return the number of pixels that a JPEG's frame header declares, before anything is allocated."""
+    place = 2
+    while place + 9 < len(data):
+        if data[place] != 0xFF:
+            return 0
+        marker = data[place + 1]
+        if marker == 0xFF:  # fill byte
+            place += 1
+            continue
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height = int.from_bytes(data[place + 5 : place + 7], "big")
+            return height * int.from_bytes(data[place + 7 : place + 9], "big")
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return 0
+
+
+def _from_array(array: np.ndarray) -> Tensor:
+    pixels = torch.from_numpy(array)
+    if pixels.ndim != 3 or pixels.dtype != torch.uint8 or pixels.shape[2] not in (1, 3):
+        raise InputError(f"an image array is {array.dtype} {array.shape}; expected uint8 (height, width, 3)")
+    return pixels.permute(2, 0, 1).expand(3, -1, -1)

@@ -1,0 +1,123 @@
+"""Which files a path, a pattern or a URL names: folders of parquet or tar files, `*`, `?`, {000..099} and {a,b}."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.splits import WORDS
+from vitkit.errors import InputError
+
+SUFFIXES = (".parquet", ".tar")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST = 1_000_000
+
+
+def is_url(text: str) -> bool:
+    """Return whether a file is reached through fsspec."""
+    return "://" in text
+
+
+def find_files(source: str) -> list[str]:
+    """Return the files that a path, a pattern or a URL names, sorted; an image folder is its own name alone."""
+    if is_url(source):
+        return find_remote(source)
+    path = os.path.expanduser(source)
+    if os.path.isdir(path):
+        return files_in(path) or [path]
+    if os.path.exists(path):
+        return [path]
+    if not any(mark in path for mark in "*?{"):
+        raise InputError(f"no such file or folder: {source}")
+    found: list[str] = []
+    for pattern in expand_braces(path):
+        matches = glob.glob(pattern) if any(mark in pattern for mark in "*?") else [pattern]
+        found += sorted(match for match in matches if not os.path.isdir(match))
+    for file in found:
+        if not os.path.exists(file):
+            raise InputError(f"{source} names {file}, which is not there")
+    if not found:
+        raise InputError(f"no file matches {source}")
+    return found
+
+
+def files_in(folder: str) -> list[str]:
+    """Return the parquet or tar files of a folder, or of its folders train, val, test and data; none in others."""
+    found = _shards_of(folder)
+    if not found:
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if entry.is_dir() and entry.name.lower() in (*WORDS, "data"):
+                found += _shards_of(entry.path)
+    kinds = {os.path.splitext(file)[1] for file in found}
+    if len(kinds) > 1:
+        raise InputError(f"{folder} holds parquet and tar files: name one kind, such as '{folder}/*.tar'")
+    return found
+
+
+def find_remote(source: str) -> list[str]:
+    """Return the tar files that a URL, with patterns, or the URL of a folder names."""
+    found: list[str] = []
+    for url in expand_braces(source):
+        system, path = remote(url)
+        if "*" in path or "?" in path:
+            found += [system.unstrip_protocol(match) for match in sorted(system.glob(path))]
+        elif url.endswith(SUFFIXES):
+            found.append(url)
+        else:
+            matches = ask(url, lambda system=system, path=path: system.find(path, maxdepth=2))
+            found += [system.unstrip_protocol(match) for match in sorted(matches) if match.endswith(".tar")]
+    if not found:
+        raise InputError(f"no tar file at {source}")
+    return found
+
+
+def remote(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path there."""
+    import fsspec
+
+    return ask(url, lambda: fsspec.core.url_to_fs(url))
+
+
+def ask(url: str, request: Callable[[], Any]) -> Any:
+    """Return what a request gives, or raise InputError: a remote store may fail in any way."""
+    try:
+        return request()
+    except InputError:
+        raise
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"cannot read {url}: {reason}") from error
+
+
+def expand_braces(text: str) -> list[str]:
+    """Return the texts that {000..099} and {a,b} stand for, as in a shell."""
+    match = _BRACES.search(text)
+    if match is None:
+        return [text]
+    if numbers := _RANGE.fullmatch(match[1]):
+        first, last = numbers.groups()
+        width = max(len(first), len(last)) if "0" in (first[0], last[0]) else 0
+        step = 1 if int(first) <= int(last) else -1
+        if abs(int(last) - int(first)) > _MOST:
+            raise InputError(f"{text!r} names more than a million files")
+        options = [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
+    elif "," in match[1]:
+        options = match[1].split(",")
+    else:
+        raise InputError(f"braces in {text!r} are a range such as {{000..099}} or a choice such as {{a,b}}")
+    head, tail = text[: match.start()], text[match.end() :]
+    return [expanded for option in options for expanded in expand_braces(head + option + tail)]
+
+
+def _shards_of(folder: str) -> list[str]:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise InputError(f"cannot list {folder}: {error.strerror}") from None
+    shards = [name for name in names if not name.startswith(".") and name.endswith(SUFFIXES)]
+    return [str(Path(folder, name)) for name in shards]

@@ -1,0 +1,164 @@
+"""Folders of images: a folder for each class, in a folder for each split, or in none."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vitkit.data.images import EXTENSIONS
+from vitkit.data.labels import clean, name_classes, number_labels, say_classes
+from vitkit.data.source import Files, Source
+from vitkit.data.spec import DataSpec
+from vitkit.data.splits import MADE, WORDS, Default, choose_split, listed, make_split
+from vitkit.errors import InputError
+
+LAYOUT = "expected FOLDER/CLASS/image.jpg, or FOLDER/train/CLASS/image.jpg with val or test beside train"
+
+
+@dataclass
+class Scan:
+    """What a folder tree holds."""
+
+    paths: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    "The class of each path: the folder it is in, relative to the root, such as 'dogs/poodle'."
+    empty: list[str] = field(default_factory=list)
+    "Folders with neither images nor folders."
+    loose: int = 0
+    "Images in the root itself, which have no class."
+    others: Counter[str] = field(default_factory=Counter)
+    "Suffix -> number of files that are no images."
+
+
+def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[str] | None = None) -> Source:
+    """Return the images of a folder. With `classes` given, train isn't looked at for the names of other splits."""
+    name = spec.source
+    splits, left_out = find_splits(root)
+    split, notes = choose_split(list(splits or MADE), spec.split, default, name)
+    if left_out:
+        notes.append(f"{name}: left out {listed(left_out)}, beside the folders of its splits")
+    folders = {"all": root}
+    if splits:
+        folders = splits if split == "all" else {split: splits[split]}
+    scans = {part: scan(folder) for part, folder in folders.items()}
+    for part, found in scans.items():
+        _check(found, folders[part], allow_empty=part not in ("train", "all"))
+        notes += _notes(found, folders[part])
+    paths = [path for found in scans.values() for path in found.paths]
+    labels = [label for found in scans.values() for label in found.classes]
+    class_names = _class_names(scans, splits, classes)
+    origin = splits.get("train", root)
+    numbers = number_labels(labels, class_names, lambda index: paths[index], origin)
+    notes.append(say_classes(name, class_names))
+    source = Files(name, split, class_names, numbers, paths, notes)
+    return source if splits else make_split(source, split, source.content_keys)
+
+
+def find_splits(root: str) -> tuple[dict[str, str], list[str]]:
+    """Return the folder of each split, and the names of other folders beside them.
+
+    A folder named like a split is one when it holds folders and no images of its own; else it is a class.
+    """
+    found: dict[str, str] = {}
+    left_out, flat = [], []
+    for entry in _list(root):
+        if not entry.is_dir():
+            continue
+        split = WORDS.get(entry.name.lower())
+        inside = _list(entry.path) if split else []
+        if split is None or not any(child.is_dir() for child in inside):
+            left_out.append(entry.name)
+            if split and any(_is_image(child.name) for child in inside):
+                flat.append(entry.path)
+        elif split in found:
+            raise InputError(f"{found[split]} and {entry.path} are the same split: keep one of them")
+        else:
+            found[split] = entry.path
+    if found and flat:
+        raise InputError(f"{flat[0]} holds images but no class folders; {LAYOUT}")
+    return {split: found[split] for split in MADE if split in found}, left_out if found else []
+
+
+def scan(root: str) -> Scan:
+    """Return the images below a folder with their classes, in order of folders and names, without hidden ones.
+
+    Links to folders are followed, but for one that leads to a folder above itself.
+    """
+    found = Scan()
+    status = os.stat(root)
+    todo = [(root, "", ((status.st_dev, status.st_ino),))]
+    while todo:
+        folder, name, above = todo.pop()
+        images = 0
+        folders = []
+        for entry in _list(folder):
+            if entry.is_dir():
+                status = entry.stat()
+                identity = (status.st_dev, status.st_ino)
+                if identity not in above:
+                    child = clean(f"{name}/{entry.name}" if name else entry.name)
+                    folders.append((entry.path, child, (*above, identity)))
+            elif not _is_image(entry.name):
+                found.others[os.path.splitext(entry.name)[1].lower() or "no suffix"] += 1
+            elif name:
+                images += 1
+                found.paths.append(entry.path)
+                found.classes.append(name)
+            else:
+                found.loose += 1
+        if name and not images and not folders:
+            found.empty.append(name)
+        todo += reversed(folders)
+    for name in set(found.classes):
+        if not name.isprintable():
+            raise InputError(f"the folder name {name!r} in {root} is no printable text: rename it")
+    return found
+
+
+def _check(found: Scan, root: str, allow_empty: bool) -> None:
+    if not found.paths:
+        if found.loose:
+            raise InputError(f"{root} holds {found.loose:,} images but no class folders; {LAYOUT}")
+        held = f": only {_suffixes(found)}" if found.others else ""
+        raise InputError(f"no images in {root}{held}; {LAYOUT}")
+    if found.empty and not allow_empty:
+        raise InputError(f"empty class: {root}/{found.empty[0]} holds no images; add some or remove the folder")
+
+
+def _notes(found: Scan, root: str) -> list[str]:
+    notes = []
+    if found.loose:
+        notes.append(f"{root}: left out {found.loose:,} images that are in no class folder")
+    if found.others:
+        notes.append(f"{root}: left out {found.others.total():,} files that are no images: {_suffixes(found)}")
+    return notes
+
+
+def _class_names(
+    scans: dict[str, Scan], splits: dict[str, str], classes: Sequence[str] | None
+) -> tuple[str, ...]:
+    """Return the classes of the data: those of train, where there is one, for every split."""
+    if "train" in scans:
+        return name_classes(scans["train"].classes)
+    if "train" in splits and classes is None:
+        return name_classes(scan(splits["train"]).classes)
+    return name_classes([name for found in scans.values() for name in found.classes])
+
+
+def _list(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise InputError(f"cannot list {folder}: {error.strerror}") from None
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def _suffixes(found: Scan) -> str:
+    return listed([f"{count:,} {suffix}" for suffix, count in found.others.most_common()])

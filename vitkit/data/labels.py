@@ -1,0 +1,85 @@
+"""From labels as they are stored, numbers or texts, to class numbers and class names."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.splits import listed
+from vitkit.errors import InputError, did_you_mean
+
+Label = int | str
+
+
+def clean(name: str) -> str:
+    """Return a class name in Unicode's composed form: file systems differ in how they spell accents."""
+    return unicodedata.normalize("NFC", name)
+
+
+def name_classes(labels: Sequence[Label]) -> tuple[str, ...]:
+    """Return the names of the classes that some labels show: sorted texts, or '0' up to the largest number."""
+    if all(isinstance(label, int) for label in labels):
+        return tuple(str(number) for number in range(max(labels, default=-1) + 1))  # type: ignore[operator]
+    return tuple(sorted({str(label) for label in labels}))
+
+
+def number_labels(
+    labels: Sequence[Label], names: Sequence[str], where: Callable[[int], str], origin: str
+) -> np.ndarray:
+    """Return labels as places in `names`, int64; `where` names an image and `origin` the classes in errors."""
+    places = {name: place for place, name in enumerate(names)}
+    numbers = np.empty(len(labels), np.int64)
+    for index, label in enumerate(labels):
+        if isinstance(label, str):
+            place = places.get(label)
+            if place is None:
+                hint = did_you_mean(label, names) or ";"
+                raise InputError(f"{where(index)} has class {label!r}, which {origin} lacks{hint} add it there")
+            numbers[index] = place
+        elif 0 <= label < len(names):
+            numbers[index] = label
+        else:
+            raise InputError(
+                f"{where(index)} has label {label}; {origin} gives {len(names)} classes, 0 to {len(names) - 1}"
+            )
+    return numbers
+
+
+def find_names(folder: str) -> tuple[tuple[str, ...], str] | None:
+    """Return the class names in classes.txt, or the one file named ...classes.txt, of a folder, and its path."""
+    path = Path(folder, "classes.txt")
+    if not path.exists():
+        others = sorted(file for file in Path(folder).glob("*classes.txt") if not file.name.startswith("."))
+        if not others:
+            return None
+        if len(others) > 1:
+            raise InputError(f"{folder} holds {listed([file.name for file in others])}: name one classes.txt")
+        path = others[0]
+    try:
+        return parse_names(path.read_bytes(), str(path)), str(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def parse_names(data: bytes, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the class names in a text with one a line."""
+    try:
+        names = [clean(line.strip()) for line in data.decode("utf-8-sig").rstrip().split("\n")]
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None
+    for number, name in enumerate(names, 1):
+        if not name:
+            raise InputError(f"{path}, line {number}, is empty; expected one class name a line")
+        if name in names[: number - 1]:
+            raise InputError(f"{path} names class {name!r} twice")
+    return tuple(names)
+
+
+def say_classes(name: str, class_names: Sequence[str], order: str = "sorted by name") -> str:
+    """Return the note on the classes of a source and their order."""
+    classes = "1 class" if len(class_names) == 1 else f"{len(class_names):,} classes"
+    return f"{name}: {classes}, {order}: {listed(class_names)}"

@@ -1,0 +1,275 @@
+"""Batches by step: batch n is a function of the seed and n, whatever the workers, the ranks or what ran before."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from vitkit.data.draws import Draw
+from vitkit.data.fetch import BadImages, Fetched, Fetcher
+from vitkit.data.memory import MemoryFetcher, in_memory
+from vitkit.data.order import Order, Sampling
+from vitkit.data.pipeline import Pipeline, batch_steps, mix_steps
+from vitkit.data.source import Source
+from vitkit.errors import InputError
+
+Batch = dict[str, Tensor]
+Cache = Literal["none", "ram"]
+CHUNK = 32  # images that a worker prepares at a time
+AHEAD = 4  # chunks that each worker prepares ahead
+
+
+class Loader:
+    """Training batches {"image": uint8, "label"} on the device, addressable by step.
+
+    Labels are int64 (images,), or float (images, classes) where images are mixed or have several labels.
+    `batch_size` is global: each of `ranks` processes gets its share of every batch. Images are mixed inside
+    groups of `group` neighbours, so that any share that holds whole groups gives the same pixels.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        pipeline: Pipeline,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        sampling: Sampling = "shuffle",
+        group: int = 8,
+        rank: int = 0,
+        ranks: int = 1,
+        device: torch.device | str = "cpu",
+        workers: int | None = None,
+        start_method: str | None = None,
+        cache: Cache = "none",
+        bad_images: BadImages = "error",
+    ) -> None:
+        self.source = in_memory(source) if cache == "ram" else source
+        self.pipeline, self.batch_size, self.seed, self.group = pipeline, batch_size, seed, group
+        self.first, self.count = _share(batch_size, rank, ranks, group if pipeline.mix else 1)
+        self.device = torch.device(device)
+        self.workers, self.start_method = _workers(workers), start_method
+        self.order = Order(self.source.labels, self.source.num_classes, seed, sampling)
+        self.labels = torch.from_numpy(self.source.labels).to(self.device)
+        self.fetcher = Fetcher(self.source, pipeline.image, seed, bad_images, self.order)
+        self.memory: MemoryFetcher | None = None
+        if self.source.images is not None:
+            self.memory = MemoryFetcher(self.source.images, pipeline.image, self.device)
+        self.waited_seconds = 0.0
+        "How long the caller has waited for data so far."
+        self.bad: dict[str, str] = {}
+        "Images left out so far, with what is wrong with each."
+        self._batch_steps, self._mix_steps = batch_steps(), mix_steps()
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return the batch of one step, prepared here and now."""
+        start = step * self.batch_size + self.first
+        positions = np.arange(start, start + self.count, dtype=np.int64)
+        indices = self.order[positions]
+        if self.memory is not None:
+            images = self.memory(indices, Draw(self.seed, step, positions))
+            return self._finish(step, positions, Fetched(images, indices))
+        return self._finish(step, positions, self.fetcher(indices, positions))
+
+    def steps(self, start: int, stop: int) -> Iterator[Batch]:
+        """Yield the batches of steps start to stop - 1, the next ones prepared by workers meanwhile."""
+        parts = Parts(start * self.batch_size + self.first, self.batch_size, self.count, stop - start)
+        direct = self.memory is not None or self.workers == 0
+        fetched = iter(()) if direct else run_workers(self, parts)
+        for step in range(start, stop):
+            began = time.perf_counter()
+            if direct:
+                batch = self[step]
+            else:
+                joined = _join([next(fetched) for _ in range(parts.per_batch)])
+                batch = self._finish(step, parts.batch(step - start), joined)
+            self.waited_seconds += time.perf_counter() - began
+            yield batch
+
+    def _finish(self, step: int, positions: np.ndarray, fetched: Fetched) -> Batch:
+        """Augment and mix on the device."""
+        self.bad |= fetched.bad
+        images = fetched.images.to(self.device, non_blocking=True)
+        draw = Draw(self.seed, step, positions)
+        for place, item in enumerate(self.pipeline.batch):
+            function = self._batch_steps[item.name]
+            images = function(images, draw.child(f"{place}/{item.name}"), **dict(item.arguments))
+        labels = self.labels[torch.from_numpy(fetched.indices).to(self.device)]
+        if self.source.has_several_labels:
+            labels = labels.float()
+        elif self.pipeline.mix:
+            labels = torch.nn.functional.one_hot(labels, self.source.num_classes).float()
+        for place, item in enumerate(self.pipeline.mix):
+            function = self._mix_steps[item.name]
+            part = draw.child(f"mix/{place}/{item.name}")
+            images, labels = function(images, labels, part, group=self.group, **dict(item.arguments))
+        return {"image": images, "label": labels}
+
+
+class EvaluationLoader:
+    """Every image of a source exactly once, in order, over any number of ranks; the last batch may be smaller."""
+
+    def __init__(
+        self,
+        source: Source,
+        pipeline: Pipeline,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        ranks: int = 1,
+        device: torch.device | str = "cpu",
+        workers: int | None = None,
+        start_method: str | None = None,
+    ) -> None:
+        if pipeline.batch or pipeline.mix:
+            raise InputError(f"evaluation takes crops and resizes only; the pipeline is {str(pipeline)!r}")
+        self.source, self.batch_size, self.device = source, batch_size, torch.device(device)
+        self.first, self.stop = rank * len(source) // ranks, (rank + 1) * len(source) // ranks
+        self.workers, self.start_method = _workers(workers), start_method
+        self.order = None
+        self.fetcher = Fetcher(source, pipeline.image, seed=0)
+        self.memory: MemoryFetcher | None = None
+        if source.images is not None:
+            self.memory = MemoryFetcher(source.images, pipeline.image, self.device)
+
+    def __len__(self) -> int:
+        """The number of batches on this rank."""
+        return -(-(self.stop - self.first) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        parts = Parts(self.first, self.batch_size, self.batch_size, len(self), self.stop)
+        fetched = iter(()) if self.memory is not None else run_workers(self, parts)
+        for number in range(len(self)):
+            indices = parts.batch(number)
+            if self.memory is not None:
+                images = self.memory(indices, Draw(0, 0, indices))
+            else:
+                images = _join([next(fetched) for _ in range(0, len(indices), CHUNK)]).images
+            labels = torch.from_numpy(self.source.labels[indices])
+            batch = {"image": images, "label": labels, "index": torch.from_numpy(indices)}
+            yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A rank's batches cut into parts for workers: the global positions of each, by arithmetic."""
+
+    first: int
+    "Position of the rank's first image."
+    stride: int
+    "Positions from one batch to the next."
+    count: int
+    "The rank's images in a batch."
+    num_batches: int
+    stop: int | None = None
+    "Positions from here on don't exist."
+
+    @property
+    def per_batch(self) -> int:
+        return -(-self.count // CHUNK)
+
+    def __len__(self) -> int:
+        if self.stop is None or not self.num_batches:
+            return self.num_batches * self.per_batch
+        return (self.num_batches - 1) * self.per_batch + -(-len(self.batch(self.num_batches - 1)) // CHUNK)
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        batch, part = divmod(number, self.per_batch)
+        return self.batch(batch)[part * CHUNK : (part + 1) * CHUNK]
+
+    def batch(self, number: int) -> np.ndarray:
+        start = self.first + number * self.stride
+        stop = start + self.count if self.stop is None else min(start + self.count, self.stop)
+        return np.arange(start, stop, dtype=np.int64)
+
+
+class _PartsData(Dataset[Fetched | InputError]):
+    """Parts by number for torch's DataLoader; an error travels as a value, so that it arrives as it was."""
+
+    def __init__(self, fetcher: Fetcher, order: Order | None, parts: Parts) -> None:
+        self.fetcher, self.order, self.parts = fetcher, order, parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, number: int) -> Fetched | InputError:
+        positions = self.parts[number]
+        try:
+            return self.fetcher(positions if self.order is None else self.order[positions], positions)
+        except InputError as error:
+            return error
+
+
+class _Mark:
+    """Notes in shared memory which image a worker is on."""
+
+    def __init__(self, marks: Tensor) -> None:
+        self.marks, self.worker = marks, 0
+
+    def start(self, worker: int) -> None:
+        torch.set_num_threads(1)
+        self.worker = worker
+        info = get_worker_info()
+        assert info is not None and isinstance(info.dataset, _PartsData)
+        info.dataset.fetcher.mark = self
+
+    def __call__(self, index: int) -> None:
+        self.marks[self.worker] = index
+
+
+def run_workers(loader: Loader | EvaluationLoader, parts: Parts) -> Iterator[Fetched]:
+    """Yield the parts in order, prepared by worker processes; a worker that dies is reported with its image."""
+    workers = loader.workers
+    marks = torch.full((max(1, workers),), -1, dtype=torch.int64).share_memory_()
+    data: DataLoader[Any] = DataLoader(
+        _PartsData(loader.fetcher, loader.order, parts),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=AHEAD if workers else None,
+        pin_memory=loader.device.type == "cuda",
+        worker_init_fn=_Mark(marks).start,
+        multiprocessing_context=loader.start_method if workers else None,
+    )
+    try:
+        for item in data:
+            if isinstance(item, InputError):
+                raise item
+            yield item
+    except RuntimeError as error:
+        if "exited unexpectedly" not in str(error):
+            raise
+        held = [loader.source.where(index) for index in marks.tolist() if index >= 0]
+        raise InputError(f"a data worker died; the workers were on: {', '.join(held)}") from error
+
+
+def _join(parts: list[Fetched]) -> Fetched:
+    if len(parts) == 1:
+        return parts[0]
+    bad = {where: message for part in parts for where, message in part.bad.items()}
+    return Fetched(
+        torch.cat([part.images for part in parts]), np.concatenate([part.indices for part in parts]), bad
+    )
+
+
+def _share(batch_size: int, rank: int, ranks: int, group: int) -> tuple[int, int]:
+    """Return where a rank's images start in a batch and how many they are: whole groups for every rank."""
+    if batch_size < 1 or batch_size % (ranks * group):
+        groups = f" groups of {group}" if group > 1 else " images"
+        raise InputError(f"a batch of {batch_size} can't be shared by {ranks} ranks in whole{groups}")
+    count = batch_size // ranks
+    return rank * count, count
+
+
+def _workers(workers: int | None) -> int:
+    if workers is not None:
+        return workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 16)

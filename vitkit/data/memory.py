@@ -1,0 +1,190 @@
+"""Small data sets live on the device whole: no workers, and crops are done on batches there."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.data.crops import Interpolation
+from vitkit.data.decode import decode
+from vitkit.data.draws import Draw
+from vitkit.data.pipeline import Step
+from vitkit.data.source import Picture, Source
+from vitkit.errors import InputError
+from vitkit.models.configs import Size, as_size
+
+TRIES = 10
+
+
+class MemoryFetcher:
+    """Images of one size on the device, by index, through the per-image steps of a pipeline in their batched form."""
+
+    def __init__(self, images: np.ndarray, steps: tuple[Step, ...], device: torch.device) -> None:
+        self.images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
+        self.steps = steps
+
+    def __call__(self, indices: np.ndarray, draw: Draw) -> Tensor:
+        """Return uint8 (images, channels, height, width)."""
+        images = self.images[torch.from_numpy(indices).to(self.images.device)]
+        for place, step in enumerate(self.steps):
+            function = BATCHED[step.name]
+            images = function(images, draw.child(f"crop/{place}"), **dict(step.arguments))
+        return images
+
+
+class Decoded(Source):
+    """A source whose pictures are decoded once and kept: as one array where they have one size."""
+
+    def __init__(self, source: Source, pictures: list[np.ndarray]) -> None:
+        self.source, self.pictures = source, pictures
+        self.name, self.split, self.class_names = source.name, source.split, source.class_names
+        self.labels = source.labels
+        if len({picture.shape for picture in pictures}) == 1:
+            self.images = np.stack(pictures)
+            self.pictures = list(self.images)
+
+    def read(self, index: int) -> Picture:
+        return self.pictures[index]
+
+    def where(self, index: int) -> str:
+        return self.source.where(index)
+
+
+def in_memory(source: Source) -> Source:
+    """Return a source with every picture decoded, by threads."""
+    if source.images is not None:
+        return source
+
+    def decoded(index: int) -> np.ndarray:
+        try:
+            return np.ascontiguousarray(decode(source.read(index)).permute(1, 2, 0).numpy())
+        except InputError as error:
+            raise InputError(f"{source.where(index)}: {error}") from None
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return Decoded(source, list(pool.map(decoded, range(len(source)))))
+
+
+def inception_crop(
+    images: Tensor,
+    draw: Draw,
+    size: Size,
+    area_min: float = 0.05,
+    area_max: float = 1.0,
+    ratio_min: float = 3 / 4,
+    ratio_max: float = 4 / 3,
+    interpolation: Interpolation = "bilinear",
+) -> Tensor:
+    """Cut out a random box of each image by share of the area and ratio of the sides, and resize it."""
+    height, width = images.shape[-2:]
+    random = draw.uniform("inception", 4 * TRIES).reshape(-1, 4, TRIES)  # (images, numbers, tries)
+    area = height * width * (area_min + (area_max - area_min) * random[:, 0])
+    low, high = math.log(ratio_min), math.log(ratio_max)
+    aspect = np.exp(low + (high - low) * random[:, 1])
+    widths, heights = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
+    fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
+    rows, first = np.arange(len(images)), fits.argmax(axis=1)
+    found = fits[rows, first]
+    side = np.clip(width / height, ratio_min, ratio_max)  # the largest box whose ratio is allowed
+    box_width = np.where(found, widths[rows, first], min(width, round(height * side)))
+    box_height = np.where(found, heights[rows, first], min(height, round(width / side)))
+    top = np.floor(np.where(found, random[rows, 2, first], 0.5) * (height - box_height + 1))
+    left = np.floor(np.where(found, random[rows, 3, first], 0.5) * (width - box_width + 1))
+    boxes = np.stack([top, left, box_height, box_width], axis=1)
+    return resample_boxes(images, boxes, as_size(size), interpolation)
+
+
+def resize(images: Tensor, draw: Draw, size: Size, interpolation: Interpolation = "bilinear") -> Tensor:
+    """Resize to height and width, whatever the ratio of the sides was."""
+    if images.shape[-2:] == as_size(size):
+        return images
+    floats = F.interpolate(images.float(), as_size(size), mode=interpolation, antialias=True)
+    return floats.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def resize_small(images: Tensor, draw: Draw, size: int, interpolation: Interpolation = "bilinear") -> Tensor:
+    """Resize so that the shorter side has this length, the ratio of the sides kept."""
+    height, width = images.shape[-2:]
+    short = min(height, width)
+    return resize(images, draw, (int(size * height / short), int(size * width / short)), interpolation)
+
+
+def central_crop(images: Tensor, draw: Draw, size: Size) -> Tensor:
+    """Cut out the centre."""
+    height, width = _fitting(images, as_size(size), "central_crop")
+    top, left = round((images.shape[-2] - height) / 2), round((images.shape[-1] - width) / 2)
+    return images[:, :, top : top + height, left : left + width]
+
+
+def random_crop(images: Tensor, draw: Draw, size: Size) -> Tensor:
+    """Cut out a box at a random place of each image."""
+    height, width = _fitting(images, as_size(size), "random_crop")
+    random = draw.uniform("random", 2)
+    top = np.floor(random[:, 0] * (images.shape[-2] - height + 1)).astype(np.int64)
+    left = np.floor(random[:, 1] * (images.shape[-1] - width + 1)).astype(np.int64)
+    rows = torch.from_numpy(top[:, None] + np.arange(height)).to(images.device)  # (images, height)
+    columns = torch.from_numpy(left[:, None] + np.arange(width)).to(images.device)
+    batch = torch.arange(len(images), device=images.device)
+    return images.permute(0, 2, 3, 1)[batch[:, None, None], rows[:, :, None], columns[:, None, :]].permute(
+        0, 3, 1, 2
+    )
+
+
+def resample_boxes(
+    images: Tensor, boxes: np.ndarray, size: tuple[int, int], interpolation: Interpolation
+) -> Tensor:
+    """Resize one box (top, left, height, width) of each image, antialiased: two matrix products per image."""
+    device = images.device
+    places = torch.from_numpy(boxes.astype(np.float32)).to(device)
+    rows = _weights(places[:, 0], places[:, 2], images.shape[-2], size[0], interpolation)
+    columns = _weights(places[:, 1], places[:, 3], images.shape[-1], size[1], interpolation)
+    mixed = rows[:, None] @ images.float() @ columns[:, None].transpose(-2, -1)
+    return mixed.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _weights(start: Tensor, length: Tensor, old: int, new: int, interpolation: Interpolation) -> Tensor:
+    """Return each image's resampling matrix (images, new, old) for the pixels from start to start + length."""
+    scale = (length / new)[:, None, None]
+    centre = (torch.arange(new, device=start.device) + 0.5)[
+        None, :, None
+    ] * scale  # in the box, from its start
+    pixel = torch.arange(old, device=start.device)[None, None, :] + 0.5 - start[:, None, None]
+    distance = ((pixel - centre) / scale.clamp(min=1.0)).abs()
+    weights = KERNELS[interpolation](distance)
+    weights = weights * ((pixel > 0) & (pixel < length[:, None, None]))
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Keys' kernel with a = -0.5, as Pillow's and torch's antialiased bicubic."""
+    near = (1.5 * distance - 2.5) * distance * distance + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    return torch.where(distance < 1.0, near, torch.where(distance < 2.0, far, torch.zeros(())))
+
+
+KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bilinear": lambda distance: (1.0 - distance).clamp(min=0.0),
+    "bicubic": _cubic,
+}
+BATCHED: dict[str, Callable[..., Any]] = {
+    "inception_crop": inception_crop,
+    "resize": resize,
+    "resize_small": resize_small,
+    "central_crop": central_crop,
+    "random_crop": random_crop,
+}
+
+
+def _fitting(images: Tensor, size: tuple[int, int], name: str) -> tuple[int, int]:
+    if images.shape[-2] < size[0] or images.shape[-1] < size[1]:
+        have, want = (f"{height}x{width}" for height, width in (images.shape[-2:], size))
+        raise InputError(f"{name}({want}) needs larger images than {have}: put resize_small before it")
+    return size

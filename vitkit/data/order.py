@@ -1,0 +1,70 @@
+"""Which image stands where: the order of a run as a function of the seed and the position, for any position at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from vitkit.data.draws import Shuffle, bits
+from vitkit.errors import InputError
+
+Sampling = Literal["shuffle", "balanced"]
+
+
+class Order:
+    """The endless sequence of image indices that a run goes through."""
+
+    def __init__(
+        self, labels: np.ndarray, num_classes: int, seed: int, sampling: Sampling = "shuffle"
+    ) -> None:
+        self.length = len(labels)
+        self.seed = seed
+        self.sampling = sampling
+        self._shuffles: dict[str, Shuffle] = {}
+        if sampling == "balanced":
+            if labels.ndim != 1:
+                raise InputError("sampling=balanced needs images with one label each")
+            by_class = [np.flatnonzero(labels == number) for number in range(num_classes)]
+            self.classes = [members for members in by_class if len(members)]
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        """Return the image index at each global position: int64."""
+        positions = np.asarray(positions, np.int64)
+        return self._balanced(positions) if self.sampling == "balanced" else self._shuffled(positions)
+
+    def replacement(self, position: int, attempt: int) -> int:
+        """Return another image's index for a position whose image can't be read."""
+        word = bits(self.seed, f"replacement/{attempt}", np.array([position]))[0, 0]
+        return int(word % np.uint64(self.length))
+
+    def _shuffled(self, positions: np.ndarray) -> np.ndarray:
+        """Each epoch is a permutation of its own: every image once."""
+        return self._walk(positions, self.length, "epoch")
+
+    def _balanced(self, positions: np.ndarray) -> np.ndarray:
+        """Each run of positions as long as there are classes holds every class once, and each class its images in turn."""
+        rounds = positions // len(self.classes)
+        numbers = self._walk(positions, len(self.classes), "classes")
+        indices = np.empty_like(positions)
+        for number in np.unique(numbers):
+            here = numbers == number
+            members = self.classes[number]
+            indices[here] = members[self._walk(rounds[here], len(members), f"class/{number}")]
+        return indices
+
+    def _walk(self, places: np.ndarray, length: int, stream: str) -> np.ndarray:
+        """Return the elements at these places of permutation after permutation of range(length)."""
+        result = np.empty_like(places)
+        epochs = places // length
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            result[here] = self._shuffle(length, f"{stream}/{epoch}")[places[here] % length]
+        return result
+
+    def _shuffle(self, length: int, stream: str) -> Shuffle:
+        if stream not in self._shuffles:
+            if len(self._shuffles) > 1000:  # a handful is in use at a time
+                self._shuffles.clear()
+            self._shuffles[stream] = Shuffle(length, self.seed, stream)
+        return self._shuffles[stream]

@@ -1,0 +1,112 @@
+"""Splits: their names, which one a verb takes, and how one is made where data has none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vitkit.data.cache import content_hashes
+from vitkit.data.source import Source, Subset, stratified_split
+from vitkit.errors import InputError, did_you_mean
+
+Default = Literal["train", "measure"]
+# What folders, files and tables call a split -> its name here.
+WORDS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+# The splits that are made, with their share of each class.
+MADE = {"train": 0.8, "val": 0.1, "test": 0.1}
+
+
+def choose_split(
+    available: Sequence[str], asked: str | None, default: Default, name: str
+) -> tuple[str, list[str]]:
+    """Return the split that was asked for, else the one that the verb takes, and notes on the choice."""
+    if asked is not None:
+        split = WORDS.get(asked, asked)
+        if split == "all" or split in available:
+            return split, []
+        hint = did_you_mean(split, available) or ";"
+        raise InputError(f"{name} has no split {asked!r}{hint} it has {', '.join(available)}, all")
+    wanted = ("train",) if default == "train" else ("test", "val")
+    for split in wanted:
+        if split in available:
+            others = ", ".join(other for other in available if other != split)
+            return split, [f"{name}: took {split!r}" + (f", beside it are {others}" if others else "")]
+    raise InputError(
+        f"{name} has no {' or '.join(wanted)} split, only {', '.join(available)}: "
+        f"name the one to take, such as '{name}:{available[0]}'"
+    )
+
+
+def split_of_file(path: str) -> str | None:
+    """Return the split that a file's name says, else its folder's: train-00000-of-00005.parquet, val/000.tar."""
+    folder, _, file = path.rpartition("/")
+    found = {WORDS[word] for word in re.split(r"[^a-z]+", file.lower()) if word in WORDS}
+    if len(found) > 1:
+        raise InputError(f"{path} names two splits, {' and '.join(sorted(found))}: rename it")
+    return found.pop() if found else WORDS.get(folder.rpartition("/")[2].lower())
+
+
+def group_by_split(paths: Sequence[str], name: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the files of each split, in the order train, val, test, and notes; without splits all are of 'all'."""
+    groups: dict[str, list[str]] = {split: [] for split in MADE}
+    without = []
+    for path in paths:
+        split = split_of_file(path)
+        (without if split is None else groups[split]).append(path)
+    groups = {split: group for split, group in groups.items() if group}
+    if not groups:
+        return {"all": list(paths)}, []
+    if not without:
+        return groups, []
+    return groups, [f"{name}: left out {listed(without)}, whose names say no split"]
+
+
+def make_split(source: Source, split: str, keys: Callable[[], list[str]]) -> Source:
+    """Return a split of a source that has none, by the contents of its images; `keys` tell their versions."""
+    if split == "all":
+        return source
+    hashes = content_hashes(source.name, keys(), lambda index: _bytes(source, index))
+    # Several labels leave nothing to stratify by: nearly every combination is its own.
+    labels = np.zeros(len(source), np.int64) if source.has_several_labels else source.labels
+    test = stratified_split(labels, hashes, MADE["test"])
+    rest = np.flatnonzero(~test)
+    share = MADE["val"] / (1 - MADE["test"])
+    val = np.zeros_like(test)
+    val[rest] = stratified_split(labels[rest], hashes[rest], share)
+    masks = {"train": ~test & ~val, "val": val, "test": test}
+    indices = np.flatnonzero(masks[split])
+    if not len(indices):
+        raise InputError(
+            f"{source.name} has too few images for a split {split!r}: "
+            "add images, or make folders train and val yourself"
+        )
+    part = Subset(source, indices)
+    part.split = split
+    counts = ", ".join(f"{name} {mask.sum():,}" for name, mask in masks.items())
+    part.notes = (
+        *source.notes,
+        f"{source.name}: has no split; made one by content, always the same: {counts}",
+    )
+    return part
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _bytes(source: Source, index: int) -> bytes:
+    picture = source.read(index)
+    if isinstance(picture, bytes):
+        return picture
+    if isinstance(picture, np.ndarray):
+        return picture.tobytes()
+    try:
+        return Path(picture).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {source.where(index)}: {error.strerror}") from None
