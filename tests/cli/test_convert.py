@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,13 +159,23 @@ def test_a_link_to_a_model_stays_a_link(vit: Callable[..., Any], source: Path, t
     ("to", "target", "message"),
     [
         ("npz", "out", "--to npz can't write out: .npz files are --to npz, and the other way round"),
-        ("timm", "out.npz", "--to timm can't write out.npz: .npz files are --to npz, and the other way round"),
+        (
+            "timm",
+            "out.npz",
+            "--to timm can't write out.npz: .npz files are --to npz, and the other way round",
+        ),
         ("hf", "out.safetensors", "--to hf writes a folder: give a path without an ending"),
-        ("torchvision", "out", "--to torchvision writes one file: give a path ending in .pth or .safetensors"),
+        (
+            "torchvision",
+            "out",
+            "--to torchvision writes one file: give a path ending in .pth or .safetensors",
+        ),
         ("vitkit", "out.bin", "out.bin can't be written: PyTorch files end in .pth, best is .safetensors"),
     ],
 )
-def test_targets_of_another_kind(vit: Callable[..., Any], to: str, target: str, message: str, tmp_path: Path) -> None:
+def test_targets_of_another_kind(
+    vit: Callable[..., Any], to: str, target: str, message: str, tmp_path: Path
+) -> None:
     answer = vit("convert", "no such source.npz", str(tmp_path / target), "--to", to)
     assert answer == (2, "", f"error: {message}\n")
     assert files(tmp_path) == []
@@ -245,3 +257,26 @@ def test_help_names_the_formats(vit: Callable[..., Any]) -> None:
     assert answer.status == 0
     for to in TARGETS:
         assert to in answer.out
+
+
+def test_the_page_runs(vit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "weights.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    convert("mu/16", "weights.npz", "npz", image_size=32)
+    Path("weights.npz.json").unlink()
+    commands = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
+    local = [line for line in commands if "@" not in line and "hf-hub:" not in line]
+    assert (len(local), len(commands)) == (7, 10)
+    for command in local:
+        answer = vit(*shlex.split(command, comments=True)[1:])
+        assert answer.status == 0 and answer.out, answer.err
+    for command in set(commands) - set(local):
+        words = shlex.split(command, comments=True)
+        answer = vit(*words[1:])  # no downloads in tests
+        assert answer.status == 2 and "is not in the cache" in answer.err
+    for kind, block in blocks:
+        if kind == "python":
+            exec(block, {})
+    assert Path("model-python").is_dir()

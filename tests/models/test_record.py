@@ -144,6 +144,15 @@ def test_a_record_can_be_used_again() -> None:
     torch.testing.assert_close(record.features, features.flip(0))
 
 
+def test_a_record_forgets_the_last_model() -> None:
+    deep, shallow = make(TRANSFORMERS["map"]), make(ViTConfig(**dict(VIT, depth=1)))
+    record = Record(*KINDS)  # type: ignore[arg-type]
+    deep(images_for(deep.config), record)
+    shallow(images_for(shallow.config), record)
+    assert list(record.attention) == list(record.tokens) == [0]
+    assert record.pooling is None
+
+
 def test_each_layer_is_reduced_as_it_passes() -> None:
     model = make(TRANSFORMERS["map"])
     images, whole = images_for(model.config), Record(*KINDS)  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def test_every_row_agrees_with_timm(row: PublicWeights) -> None:
     assert find_timm_weights(name) == row
 
 
-@pytest.mark.parametrize("row", PUBLIC, ids=lambda row: row.hub_id)
+@pytest.mark.parametrize("row", PUBLIC[::7], ids=lambda row: row.hub_id)
 def test_sizes_are_four_bytes_a_parameter(row: PublicWeights) -> None:
     with torch.device("meta"):
         model = build(model_config(row.name, num_classes=row.num_classes, image_size=row.image_size))
@@ -127,10 +127,15 @@ class Hub:
                 path = self.path.partition("?")[0]
                 hub.requests.append(f"{self.command} {path}")
                 name = path.rpartition("/")[2]
-                if path.startswith(f"/api/models/{ROW.hub_id}"):
+                if path == f"/api/models/{ROW.hub_id}/revision/main":
                     files = [{"rfilename": file} for file in repository]
-                    document = {"id": ROW.hub_id, "sha": COMMIT, "siblings": files, "private": False}
-                    self.send(200, json.dumps(document).encode(), body, {"Content-Type": "application/json"})
+                    self.send_json({"id": ROW.hub_id, "sha": COMMIT, "siblings": files}, body)
+                elif path == f"/api/models/{ROW.hub_id}/tree/{COMMIT}":
+                    sizes = {file: len(content) for file, content in repository.items()}
+                    self.send_json(
+                        [{"type": "file", "path": f, "size": n, "oid": COMMIT} for f, n in sizes.items()],
+                        body,
+                    )
                 elif path == f"/{ROW.hub_id}/resolve/{COMMIT}/{name}" and name in repository:
                     content = repository[name]
                     tag = hashlib.sha256(content).hexdigest()
@@ -138,6 +143,9 @@ class Hub:
                 else:
                     missing = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
                     self.send(404, b"{}", body, missing)
+
+            def send_json(self, document: Any, body: bool) -> None:
+                self.send(200, json.dumps(document).encode(), body, {"Content-Type": "application/json"})
 
             def send(self, status: int, content: bytes, body: bool, headers: dict[str, str]) -> None:
                 self.send_response(status)
@@ -164,8 +172,11 @@ def hub(repository: dict[str, bytes]) -> Iterator[Hub]:
     hub.server.server_close()
 
 
-def run(commands: list[list[str]], hub: Hub, home: Path, **environment: str) -> list[tuple[int, str, str]]:
-    """Run commands in one process of its own, whose hub is the stand-in; return status, out and err of each."""
+def run(commands: list[list[str]], hub: Hub, home: Path, **environment: str) -> list[tuple[Any, str, str]]:
+    """Run commands in one process of its own, whose hub is the stand-in; return status, out and err of each.
+
+    The status of a command after which the hub's library was imported is given as text.
+    """
     script = (
         "import contextlib, io, json, sys\n"
         "from vitkit.cli import main\n"
@@ -174,6 +185,7 @@ def run(commands: list[list[str]], hub: Hub, home: Path, **environment: str) -> 
         "    out, err = io.StringIO(), io.StringIO()\n"
         "    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):\n"
         "        status = main(command)\n"
+        "    status = f'{status}, hub' if 'huggingface_hub' in sys.modules else status\n"
         "    answers.append([status, out.getvalue(), err.getvalue()])\n"
         "print(json.dumps(answers))\n"
     )
@@ -189,7 +201,6 @@ def run(commands: list[list[str]], hub: Hub, home: Path, **environment: str) -> 
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
             "NO_PROXY": "127.0.0.1",
             **environment,
         },
@@ -203,28 +214,29 @@ def test_weights_are_fetched_once_and_then_found_offline(
 ) -> None:
     home, out = tmp_path / "home", tmp_path / "out"
     spec = f"{ROW.name}@{ROW.tag}"
-    missing, first, again, direct = run(
+    plain, missing, first, again = run(
         [
+            ["convert", "mu/16", str(tmp_path / "plain")],
             ["convert", "hf-hub:nobody/nothing", str(tmp_path / "nothing")],
             ["convert", spec, str(out)],
-            ["convert", "Ti/16@pretrained", str(out), "--force"],
-            ["convert", f"hf-hub:{ROW.hub_id}", str(tmp_path / "direct")],
+            ["convert", f"hf-hub:{ROW.hub_id}", str(tmp_path / "again")],
         ],
         hub,
         home,
     )
-    assert missing[:2] == (2, "")
+    assert plain[0] == 0  # a plain name has no need of the hub's library
+    assert missing[:2] == ("2, hub", "")
     assert missing[2].splitlines()[-1].startswith("error: nobody/nothing could not be fetched from the hub: ")
 
     announcement = f"weights: {ROW.hub_id} from the Hugging Face hub, 23 MB, licence apache-2.0\n"
-    assert (first[0], first[2]) == (0, announcement)
-    assert (again[0], again[2]) == (0, announcement)
-    assert direct[0] == 0
+    assert (first[0], first[2]) == ("0, hub", announcement)
+    assert (again[0], again[2]) == ("0, hub", f"weights: {ROW.hub_id} from the Hugging Face hub\n")
 
     resolved = [request for request in hub.requests if "/resolve/" in request]
     fetched = [request.rpartition("/")[2] for request in resolved if request.startswith("GET")]
     assert sorted(fetched) == ["config.json", "model.safetensors"]  # once, and nothing else
-    assert {request.split()[1].split("/")[1] for request in hub.requests} == {"api", "timm"}
+    asked = [request for request in hub.requests if "nobody" not in request]
+    assert all(f"/{ROW.hub_id}/" in request for request in asked)  # no telemetry, no other model
 
     loaded = load_model(out)
     state = vitkit.weights.files.read_tensors(out / "model.safetensors")
@@ -245,9 +257,9 @@ def test_weights_are_fetched_once_and_then_found_offline(
         home,
         HF_HUB_OFFLINE="1",
     )
-    assert cached[0] == 0
+    assert cached[0] == "0, hub"
     assert (tmp_path / "offline" / "model.safetensors").is_file()
-    assert absent[:2] == (2, "")
+    assert absent[:2] == ("2, hub", "")
     assert absent[2].splitlines()[-1] == (
         "error: timm/vit_base_patch16_224.augreg_in21k is not in the cache and the hub can't be reached "
         "(HF_HUB_OFFLINE set, or no network); download it elsewhere and pass the folder"
@@ -268,6 +280,42 @@ def test_size_and_licence_are_shown_before_anything_is_fetched(monkeypatch: pyte
     assert str(error.value) == "timm/vit_base_patch16_224.mae (343194624, 'cc-by-nc-4.0')"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionResetError("connection\nreset"), OSError(28, "No space left on device"), RuntimeError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failed_download_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(*arguments: Any, **settings: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(InputError) as raised:
+        load_model("Ti/16@pretrained", announce=lambda line: None)
+    assert str(raised.value).startswith(f"{ROW.hub_id} could not be fetched from the hub: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_repository_without_safetensors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Older repositories have pytorch_model.bin alone; it is asked for only then."""
+    asked: list[list[str]] = []
+    model = vitkit.create_model("mu/16", image_size=32)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    document = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+
+    def snapshot_download(hub_id: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    said: list[str] = []
+    loaded = load_model("hf-hub:someone/old", announce=said.append)
+    assert said == ["weights: someone/old from the Hugging Face hub"]
+    assert torch.equal(loaded.model.state_dict()["pos_embed"], model.state_dict()["pos_embed"])
+    assert ["pytorch_model.bin" in patterns for patterns in asked] == [False, True]
+
+
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(*arguments: Any) -> None:
@@ -285,11 +333,3 @@ def test_plain_names_and_files_need_no_network(no_network: None, tmp_path: Path)
     for wrong in ("vit_nothing", "B/16@no_such_tag", "B/16@no_such.npz", "timm/vit_base_patch16_224"):
         with pytest.raises(InputError):
             load_model(wrong)
-
-
-def test_loading_a_plain_name_does_not_import_the_hub(tmp_path: Path) -> None:
-    script = (
-        "import sys; from vitkit.weights.load import load_model; load_model('mu/16', image_size=32); "
-        "sys.exit('huggingface_hub' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0

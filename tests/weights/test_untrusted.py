@@ -72,7 +72,7 @@ def refuse(vit: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
 
     def refuse(source: Path, *arguments: str, to: str = "vitkit") -> str:
         before = sorted(tmp_path.rglob("*"))
-        target = tmp_path / ("out.npz" if to == "npz" else "out")
+        target = tmp_path / {"npz": "out.npz", "torchvision": "out.pth"}.get(to, "out")
         answer = vit("convert", str(source), str(target), "--to", to, *arguments)
         assert (answer.status, answer.out) == (2, "")
         assert answer.err.startswith("error: ") and answer.err.count("\n") == 1, answer.err
@@ -140,8 +140,12 @@ def read_or_refuse(path: Path) -> None:
         try:
             read(path)
         except InputError as error:
-            assert "\n" not in str(error)
+            one_line(error)
             return
+
+
+def one_line(error: InputError) -> None:
+    assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
@@ -209,7 +213,16 @@ def test_code_in_an_object_array_never_runs(refuse: Callable[..., str], tmp_path
 
 @pytest.mark.parametrize(
     "document",
-    [{"state_dict": 3}, [1, 2], {"a": "text"}, {"a": torch.ones(2).to_sparse()}, {"state_dict": {}}, {}, 5, None],
+    [
+        {"state_dict": 3},
+        [1, 2],
+        {"a": "text"},
+        {"a": torch.ones(2).to_sparse()},
+        {"state_dict": {}},
+        {},
+        5,
+        None,
+    ],
     ids=str,
 )
 def test_pth_files_without_a_state_dict(document: Any, refuse: Callable[..., str], tmp_path: Path) -> None:
@@ -224,7 +237,11 @@ def test_a_state_dict_inside_itself(refuse: Callable[..., str], tmp_path: Path) 
 
 def test_a_tensor_larger_than_its_file(refuse: Callable[..., str], tmp_path: Path) -> None:
     """One number, repeated by its strides, would fill the memory when it is looked at."""
-    tensors = {**OURS, "head.weight": torch.zeros(1, 1).expand(10**10, 32), "head.bias": torch.zeros(1).expand(10**10)}
+    tensors = {
+        **OURS,
+        "head.weight": torch.zeros(1, 1).expand(10**10, 32),
+        "head.bias": torch.zeros(1).expand(10**10),
+    }
     with bounded():
         message = refuse(write(tmp_path, "model.pth", as_pth(tensors)))
     assert "head.weight" in message
@@ -406,7 +423,9 @@ LAYOUTS["BiT"] = (
         "norm.bias": torch.zeros(256),
         "head.fc.weight": torch.zeros(3, 256, 1, 1),
         "head.fc.bias": torch.zeros(3),
-        **{f"stages.0.blocks.0.norm{n}.{kind}": torch.zeros(64) for n in "123" for kind in ("weight", "bias")},
+        **{
+            f"stages.0.blocks.0.norm{n}.{kind}": torch.zeros(64) for n in "123" for kind in ("weight", "bias")
+        },
         "stages.0.blocks.0.conv1.weight": torch.zeros(64, 64, 1, 1),
         "stages.0.blocks.0.conv2.weight": torch.zeros(64, 64, 3, 3),
         "stages.0.blocks.0.conv3.weight": torch.zeros(256, 64, 1, 1),
@@ -431,7 +450,7 @@ def test_any_tensor_of_another_shape_is_refused(layout: str, tmp_path: Path) -> 
     _, sound = LAYOUTS[layout]
     load_model(specs(layout, tmp_path, sound))
     for index, name in enumerate(sound):
-        for shape in SHAPES[index % 2 :: 2]:
+        for shape in SHAPES[index % 4 :: 4]:
             if sound[name].shape == shape:
                 continue
             spec = specs(layout, tmp_path, {**sound, name: torch.zeros(shape)})
@@ -493,7 +512,11 @@ ENTRIES: list[tuple[str, Any, str]] = [
     ("vitkit.model.num_classes", 4, "head.weight has shape (3, 32), the model's has (4, 32)"),
     ("vitkit.model.num_classes", -3, "num_classes must be at least 0, not -3"),
     ("vitkit.model.pool", "max", "pool in {path} (model) is 'max'; expected one of"),
-    ("vitkit.model.registers", 10**12, "pos_embed has shape (1, 5, 32), the model's has (1, 1000000000005, 32)"),
+    (
+        "vitkit.model.registers",
+        10**12,
+        "pos_embed has shape (1, 5, 32), the model's has (1, 1000000000005, 32)",
+    ),
     ("vitkit.model.pre_logits", 10**12, "head.weight has shape (3, 32), the model's has (3, 1000000000000)"),
     ("vitkit.preprocessing", 3, "'preprocessing' is missing or not an object"),
     ("vitkit.preprocessing.mean", [], "mean"),
@@ -570,9 +593,9 @@ def test_json_numbers_that_are_not_finite(
 
 
 @pytest.fixture
-def sidecar_of(tmp_path: Path) -> Iterator[Path]:
+def sidecar_of(tmp_path: Path) -> Path:
     write(tmp_path, "model.npz", CONTAINERS["model.npz"])
-    yield tmp_path / "model.npz.json"
+    return tmp_path / "model.npz.json"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format_version": 1}'])
@@ -590,7 +613,7 @@ def survives(path: Path, spec: Path, document: dict[str, Any]) -> None:
     try:
         load_model(spec)
     except InputError as error:
-        assert "\n" not in str(error)
+        one_line(error)
 
 
 TIMM_CONFIG: dict[str, Any] = {

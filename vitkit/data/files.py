@@ -6,9 +6,11 @@ import glob
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.images import EXTENSIONS
 from vitkit.data.splits import WORDS
 from vitkit.errors import InputError
 
@@ -21,6 +23,11 @@ _MOST = 1_000_000
 def is_url(text: str) -> bool:
     """Return whether a file is reached through fsspec."""
     return "://" in text
+
+
+def without_query(url: str) -> str:
+    """Return a web address without what follows its path, such as a signature."""
+    return url.partition("?")[0] if url.startswith("http") else url
 
 
 def find_files(source: str) -> list[str]:
@@ -47,8 +54,13 @@ def find_files(source: str) -> list[str]:
 
 
 def files_in(folder: str) -> list[str]:
-    """Return the parquet or tar files of a folder, or of its folders train, val, test and data; none in others."""
+    """Return the parquet or tar files of a folder, or of its folders train, val, test and data.
+
+    Beside folders of images they are what those were unpacked from, and don't count.
+    """
     found = _shards_of(folder)
+    if found and _has_images_below(folder):
+        return []
     if not found:
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if entry.is_dir() and entry.name.lower() in (*WORDS, "data"):
@@ -64,12 +76,13 @@ def find_remote(source: str) -> list[str]:
     found: list[str] = []
     for url in expand_braces(source):
         system, path = remote(url)
-        if "*" in path or "?" in path:
-            found += [system.unstrip_protocol(match) for match in sorted(system.glob(path))]
-        elif url.endswith(SUFFIXES):
+        if any(mark in url for mark in ("*" if url.startswith("http") else "*?")):
+            matches = ask(url, partial(system.glob, path))
+            found += [system.unstrip_protocol(match) for match in sorted(matches)]
+        elif without_query(url).endswith(SUFFIXES):
             found.append(url)
         else:
-            matches = ask(url, lambda system=system, path=path: system.find(path, maxdepth=2))
+            matches = ask(url, partial(system.find, path, maxdepth=2))
             found += [system.unstrip_protocol(match) for match in sorted(matches) if match.endswith(".tar")]
     if not found:
         raise InputError(f"no tar file at {source}")
@@ -101,7 +114,8 @@ def expand_braces(text: str) -> list[str]:
         return [text]
     if numbers := _RANGE.fullmatch(match[1]):
         first, last = numbers.groups()
-        width = max(len(first), len(last)) if "0" in (first[0], last[0]) else 0
+        is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+        width = max(len(first), len(last)) if is_padded else 0
         step = 1 if int(first) <= int(last) else -1
         if abs(int(last) - int(first)) > _MOST:
             raise InputError(f"{text!r} names more than a million files")
@@ -112,6 +126,14 @@ def expand_braces(text: str) -> list[str]:
         raise InputError(f"braces in {text!r} are a range such as {{000..099}} or a choice such as {{a,b}}")
     head, tail = text[: match.start()], text[match.end() :]
     return [expanded for option in options for expanded in expand_braces(head + option + tail)]
+
+
+def _has_images_below(folder: str) -> bool:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if parent != folder and any(os.path.splitext(name)[1].lower() in EXTENSIONS for name in files):
+            return True
+    return False
 
 
 def _shards_of(folder: str) -> list[str]:

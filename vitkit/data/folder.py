@@ -36,6 +36,8 @@ def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[s
     """Return the images of a folder. With `classes` given, train isn't looked at for the names of other splits."""
     name = spec.source
     splits, left_out = find_splits(root)
+    if not splits and (inner := _only_folder(root)) and find_splits(inner)[0]:
+        raise InputError(f"{root} holds its splits one folder deeper: open {inner}")
     split, notes = choose_split(list(splits or MADE), spec.split, default, name)
     if left_out:
         notes.append(f"{name}: left out {listed(left_out)}, beside the folders of its splits")
@@ -53,7 +55,7 @@ def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[s
     numbers = number_labels(labels, class_names, lambda index: paths[index], origin)
     notes.append(say_classes(name, class_names))
     source = Files(name, split, class_names, numbers, paths, notes)
-    return source if splits else make_split(source, split, source.content_keys)
+    return source if splits else make_split(source, split, root, source.content_keys)
 
 
 def find_splits(root: str) -> tuple[dict[str, str], list[str]]:
@@ -88,11 +90,11 @@ def scan(root: str) -> Scan:
     """
     found = Scan()
     status = os.stat(root)
-    todo = [(root, "", ((status.st_dev, status.st_ino),))]
+    todo: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(root, "", ((status.st_dev, status.st_ino),))]
     while todo:
         folder, name, above = todo.pop()
         images = 0
-        folders = []
+        folders: list[tuple[str, str, tuple[tuple[int, int], ...]]] = []
         for entry in _list(folder):
             if entry.is_dir():
                 status = entry.stat()
@@ -111,10 +113,17 @@ def scan(root: str) -> Scan:
         if name and not images and not folders:
             found.empty.append(name)
         todo += reversed(folders)
-    for name in set(found.classes):
-        if not name.isprintable():
-            raise InputError(f"the folder name {name!r} in {root} is no printable text: rename it")
+    for name in sorted(set(found.classes)):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"the folder name {name!r} in {root} is no valid text: rename it") from None
     return found
+
+
+def _only_folder(root: str) -> str | None:
+    folders = [entry.path for entry in _list(root) if entry.is_dir()]
+    return folders[0] if len(folders) == 1 else None
 
 
 def _check(found: Scan, root: str, allow_empty: bool) -> None:
@@ -124,7 +133,9 @@ def _check(found: Scan, root: str, allow_empty: bool) -> None:
         held = f": only {_suffixes(found)}" if found.others else ""
         raise InputError(f"no images in {root}{held}; {LAYOUT}")
     if found.empty and not allow_empty:
-        raise InputError(f"empty class: {root}/{found.empty[0]} holds no images; add some or remove the folder")
+        raise InputError(
+            f"empty class: {root}/{found.empty[0]} holds no images; add some or remove the folder"
+        )
 
 
 def _notes(found: Scan, root: str) -> list[str]:
@@ -132,7 +143,9 @@ def _notes(found: Scan, root: str) -> list[str]:
     if found.loose:
         notes.append(f"{root}: left out {found.loose:,} images that are in no class folder")
     if found.others:
-        notes.append(f"{root}: left out {found.others.total():,} files that are no images: {_suffixes(found)}")
+        notes.append(
+            f"{root}: left out {found.others.total():,} files that are no images: {_suffixes(found)}"
+        )
     return notes
 
 

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.splits import listed
+from vitkit.data.splits import WORDS, listed
 from vitkit.errors import InputError, did_you_mean
 
 Label = int | str
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 def clean(name: str) -> str:
     """Return a class name in Unicode's composed form: file systems differ in how they spell accents."""
     return unicodedata.normalize("NFC", name)
+
+
+def read_labels(texts: Sequence[str], names: Sequence[str] | None = None) -> Sequence[Label]:
+    """Return labels that are stored as texts: names of classes, or whole numbers where all of them are."""
+    distinct = set(texts)
+    if names is not None and distinct <= set(names):
+        return texts
+    if all(_WHOLE.fullmatch(text) for text in distinct):
+        return [int(text) for text in texts]
+    return texts
 
 
 def name_classes(labels: Sequence[Label]) -> tuple[str, ...]:
@@ -38,7 +50,9 @@ def number_labels(
             place = places.get(label)
             if place is None:
                 hint = did_you_mean(label, names) or ";"
-                raise InputError(f"{where(index)} has class {label!r}, which {origin} lacks{hint} add it there")
+                raise InputError(
+                    f"{where(index)} has class {label!r}, which {origin} lacks{hint} add it there"
+                )
             numbers[index] = place
         elif 0 <= label < len(names):
             numbers[index] = label
@@ -50,12 +64,16 @@ def number_labels(
 
 
 def find_names(folder: str) -> tuple[tuple[str, ...], str] | None:
-    """Return the class names in classes.txt, or the one file named ...classes.txt, of a folder, and its path."""
+    """Return the class names in classes.txt, or the one file named ...classes.txt, and its path.
+
+    A folder named like a split, or data, may have it beside it.
+    """
     path = Path(folder, "classes.txt")
     if not path.exists():
         others = sorted(file for file in Path(folder).glob("*classes.txt") if not file.name.startswith("."))
         if not others:
-            return None
+            above, name = os.path.split(os.path.abspath(folder))
+            return find_names(above) if name.lower() in (*WORDS, "data") else None
         if len(others) > 1:
             raise InputError(f"{folder} holds {listed([file.name for file in others])}: name one classes.txt")
         path = others[0]

@@ -1,13 +1,13 @@
 """Procedural scenes of shapes, endless and without files: image n is a pure function of n.
 
-Everything a pixel meets is addition, multiplication, division, square root, floor, minimum and maximum, which
-IEEE 754 rounds in one way only: an image has the same bits alone or in any batch, on any machine.
+Pixels are made of sums, products, quotients, square roots, floors, minima and maxima, which IEEE 754 rounds in one
+way only: an image has the same bits alone or in any batch, on any machine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +20,8 @@ from vitkit.errors import InputError, did_you_mean
 Array = np.ndarray
 
 SPLITS: dict[str, int] = {"train": 50_000, "val": 5_000, "test": 10_000}
-"Images of a split, unless told; it goes on beyond them, for SPAN images that are its own."
+"Images of each split, unless told; it goes on beyond them, up to SPAN images of its own."
 SPAN = 1 << 40
-_SEED = 0
-_CHUNK = 1 << 16  # pixels rendered at a time: what stays in a core's cache
 
 
 def _length(u: Array, v: Array) -> Array:
@@ -39,7 +37,7 @@ def _ring(u: Array, v: Array) -> Array:
 
 
 def _square(u: Array, v: Array) -> Array:
-    return np.maximum(np.abs(u), np.abs(v)) - 0.72
+    return np.maximum(np.abs(u), np.abs(v)) - 0.7
 
 
 def _triangle(u: Array, v: Array) -> Array:
@@ -85,10 +83,11 @@ def _arrow(u: Array, v: Array) -> Array:
 
 
 def _line(u: Array, v: Array) -> Array:
-    return np.maximum(np.abs(u) - 0.95, np.abs(v) - 0.05)
+    return np.maximum(np.abs(u) - 0.95, np.abs(v) - 0.07)
 
 
-def _shadow(u: Array, v: Array) -> Array:
+def _spot(u: Array, v: Array) -> Array:
+    """A disc that lies on the ground."""
     return (_length(u, v * 4) - 0.85) * 0.4
 
 
@@ -105,12 +104,27 @@ SHAPES: dict[str, Callable[[Array, Array], Array]] = {
     "crescent": _crescent,
     "arrow": _arrow,
 }
-_OUTLINES = (*SHAPES.values(), _line, _shadow)
-_LINE, _SHADOW = len(SHAPES), len(SHAPES) + 1
+_OUTLINES = (*SHAPES.values(), _line, _spot)
+_ANY, _LINE, _SPOT = np.arange(10), np.array([10]), np.array([11])
 _ONE_SIDED = np.array([7, 8, 9])  # heart, crescent and arrow look the same after a full turn only
 
+_LEFT, _COLUMN = 1 / 8, 3 / 64  # where the columns of label=x start, and how wide one is
+_FOCUS, _STEP = (
+    0.62,
+    1 / 8,
+)  # at distance d the ground is _FOCUS / d below the horizon; a class of 1 / d is _STEP wide
+
+# Names of the classes of each `label=`.
+LABELS: dict[str, tuple[str, ...]] = {
+    "class": tuple(SHAPES),
+    "count": tuple(str(n) for n in range(1, 9)),
+    "x": tuple(f"{_LEFT + n * _COLUMN:.3f}-{_LEFT + (n + 1) * _COLUMN:.3f}" for n in range(16)),
+    "orientation": tuple(f"{n * 22.5:g} degrees" for n in range(16)),
+    "distance": tuple(f"{1 / (1 - n * _STEP):.2f}-{1 / (1 - (n + 1) * _STEP):.2f}" for n in range(6)),
+}
+
 # A texture is t = clip(sharpness (A a + B b + C a b + D)) between two colours, where a and b are waves across each
-# other and `bend` a shifts b. Columns: A, B, C, D, sharpness, bend, fewest and most waves across the image.
+# other and b is shifted by `bend` a. Columns: A, B, C, D, sharpness, bend, fewest and most waves across the image.
 _TEXTURES = np.array(
     [
         (0, 0, 0, 0.0, 1, 0.0, 1.0, 2),  # plain
@@ -123,25 +137,25 @@ _TEXTURES = np.array(
     ],
     np.float32,
 )
-# Cosine and sine of every direction in use, rounded because libraries differ in the last bits.
+# Cosine and sine of every direction, rounded because libraries differ in the last bits.
 _DIRECTIONS = np.array(
-    [[math.cos(n * math.tau / 4096), math.sin(n * math.tau / 4096)] for n in range(4096)]
+    [(math.cos(n * math.tau / 4096), math.sin(n * math.tau / 4096)) for n in range(4096)]
 ).round(6)
-_X_MARGIN = 1 / 8  # the centre of the thing stays as far from left and right
-_NEAR, _FAR = 1.0, 0.25  # one over the distance
-# What to add to grey for each of 64 hues; the luma stays as it is.
+# What each of 64 hues adds to grey, its luma kept.
 _HUES = np.stack([_DIRECTIONS[(64 * np.arange(64) + shift) % 4096, 0] for shift in (0, 2731, 1365)], axis=-1)
-_HUES = (_HUES - (_HUES * [0.299, 0.587, 0.114]).sum(-1, keepdims=True)).round(4)
+_HUES = (_HUES - (_HUES * [0.299, 0.587, 0.114]).sum(axis=-1, keepdims=True)).round(4)
+_CHUNK = 1 << 16  # pixels rendered at a time: what a core's cache holds
+_SEED = 0
 
 
 @dataclass
 class _Paint:
-    """Two colours in a texture, for each of some things: arrays (things, ...)."""
+    """Two colours in a texture, for each of some things."""
 
-    colour: Array  # (things, 3), their mean
+    colour: Array  # (things, 3), the mean of the two
     change: Array  # (things, 3), half their difference
-    texture: Array
-    waves: Array
+    texture: Array  # (things,), a row of _TEXTURES
+    waves: Array  # (things,), across the image
     direction: Array  # (things, 2)
     phase: Array  # (things, 2)
 
@@ -151,315 +165,298 @@ class _Paint:
 
 @dataclass
 class _Things:
-    """What is painted into each scene, slot after slot: arrays (scenes, slots)."""
+    """What is painted into scenes, slot after slot: arrays (scenes, slots); lengths are shares of the image's side."""
 
     outline: Array
     x: Array
     y: Array
     radius: Array
-    turn: Array  # whole turns, clockwise
+    turn: Array  # clockwise, 1 is a full turn
     shown: Array
     paint: _Paint  # of scenes x slots things
     opacity: float = 1.0
+
+
+def _draws(draw: Draw, name: str, slots: int, count: int) -> list[Array]:
+    """Return `count` arrays of uniform numbers (scenes, slots)."""
+    return list(np.moveaxis(draw.uniform(name, slots * count).reshape(-1, slots, count), -1, 0))
 
 
 def _between(uniform: Array, low: float | Array, high: float | Array) -> Array:
     return low + (high - low) * uniform
 
 
-def _choice(uniform: Array, options: int) -> Array:
-    return (uniform * options).astype(np.int64)
-
-
-def _draw_paint(draw: Draw, luma: Array, contrast: float) -> _Paint:
-    """Choose colours of these lumas (scenes, slots), and textures."""
-    scenes, slots = luma.shape
-    hue, saturation, change, hue_change, texture, waves, turn, phase_a, phase_b = np.moveaxis(
-        draw.uniform("paint", 9 * slots).reshape(-1, 9), -1, 0
-    )
-    luma = luma.reshape(-1)
-    first = _choice(hue, 64)
-    second = (first + _choice(hue_change, 17) - 8) % 64
-    chroma = _between(saturation, 0.05, 0.4) * (1 - np.abs(2 * luma - 1)) + 0.02
-    change = _between(change, -contrast, contrast)
-    one = np.clip((luma + change)[:, None] + chroma[:, None] * _HUES[first], 0, 1)
-    other = np.clip((luma - change)[:, None] + chroma[:, None] * _HUES[second], 0, 1)
-    number = _choice(texture, len(_TEXTURES))
-    return _Paint(
-        colour=((one + other) / 2).astype(np.float32),
-        change=((one - other) / 2).astype(np.float32),
-        texture=number,
-        waves=_between(waves, _TEXTURES[number, 6], _TEXTURES[number, 7]).astype(np.float32),
-        direction=_DIRECTIONS[_choice(turn, 4096)].astype(np.float32),
-        phase=np.stack([phase_a, phase_b], -1).astype(np.float32),
-    )
+def _below(uniform: Array, limit: int) -> Array:
+    return (uniform * limit).astype(np.int64)
 
 
 def _far_from(luma: Array, gap: float, uniform: Array) -> Array:
-    """Return lumas at least `gap` away from another."""
+    """Return lumas that differ from another by `gap` at least."""
     below, above = np.maximum(luma - gap - 0.04, 0), np.maximum(0.96 - luma - gap, 0)
     place = uniform * (below + above)
     return np.where(place < below, 0.04 + place, luma + gap + place - below)
 
 
+def _draw_paint(draw: Draw, luma: Array, contrast: float) -> _Paint:
+    """Choose colours of these lumas (scenes, slots), and textures of up to this contrast."""
+    draws = (values.reshape(-1, 1) for values in _draws(draw, "paint", luma.shape[1], 9))
+    hue, saturation, change, bend, texture, waves, turn, *phase = draws
+    luma = luma.reshape(-1, 1)
+    first = _below(hue[:, 0], 64)
+    second = (first + np.floor(_between(bend, -70, 70) * contrast).astype(np.int64)[:, 0]) % 64
+    chroma = 0.02 + _between(saturation, 0.05, 0.4) * (1 - np.abs(2 * luma - 1))
+    change = _between(change, -contrast, contrast)
+    one = np.clip(luma + change + chroma * _HUES[first], 0, 1)
+    other = np.clip(luma - change + chroma * _HUES[second], 0, 1)
+    number = _below(texture[:, 0], len(_TEXTURES))
+    return _Paint(
+        colour=((one + other) / 2).astype(np.float32),
+        change=((one - other) / 2).astype(np.float32),
+        texture=number,
+        waves=_between(waves[:, 0], _TEXTURES[number, 6], _TEXTURES[number, 7]).astype(np.float32),
+        direction=_DIRECTIONS[_below(turn[:, 0], 4096)].astype(np.float32),
+        phase=np.concatenate(phase, axis=1).astype(np.float32),
+    )
+
+
 def _wave(place: Array) -> Array:
     """A smooth wave of period 1 between -1 and 1, without a sine."""
-    place = np.abs(place - np.floor(place) - 0.5) * 4 - 1
-    return place * (1.5 - 0.5 * place * place)
+    place -= np.floor(place)
+    place -= 0.5
+    np.abs(place, out=place)
+    place *= 4
+    place -= 1
+    bend = place * place
+    bend *= -0.5
+    bend += 1.5
+    bend *= place
+    return bend
 
 
-def _column(values: Array) -> Array:
-    return values[:, None, None]
+def _each(values: Array) -> Array:
+    """Make one number for each thing broadcast over its pixels."""
+    return values[..., None, None]
 
 
 def _texture(paint: _Paint, x: Array, y: Array, size: int) -> Array:
-    """Return the blend of the two colours at these places, from -1 to 1: (things, height, width)."""
-    a, b, both, constant, sharpness, bend, *_ = (_column(values) for values in _TEXTURES[paint.texture].T)
-    cos, sin = (_column(values) for values in (paint.direction * paint.waves[:, None]).T)
-    across = _wave(x * cos + y * sin + _column(paint.phase[:, 0]))
-    along = _wave(y * cos - x * sin + _column(paint.phase[:, 1]) + bend * across)
-    edge = np.minimum(sharpness, size / (3 * _column(paint.waves)))  # an edge takes a pixel at least
-    return np.clip(edge * (a * across + b * along + both * (across * along) + constant), -1, 1)
+    """Return where between the two colours each place is, from -1 to 1: (things, height, width)."""
+    a, b, both, constant, sharpness, bend, *_ = _each(_TEXTURES[paint.texture].T)
+    cos, sin = _each((paint.direction * paint.waves[:, None]).T)
+    across = _wave(x * cos + y * sin + _each(paint.phase[:, 0]))
+    along = _wave(y * cos - x * sin + _each(paint.phase[:, 1]) + bend * across)
+    sharpness = np.minimum(sharpness, size / (3 * _each(paint.waves)))  # an edge takes a pixel at least
+    return np.clip(sharpness * (a * across + b * along + both * (across * along) + constant), -1, 1)
+
+
+def _coloured(paint: _Paint, blend: Array) -> Array:
+    """Return the colour of each place: (things, 3, height, width)."""
+    colours = blend[:, None] * _each(paint.change)
+    colours += _each(paint.colour)
+    return colours
 
 
 def _paint_things(canvas: Array, things: _Things) -> None:
     """Paint into float32 (scenes, 3, size, size), each thing in a window around it."""
-    size = canvas.shape[-1]
+    size, slots = canvas.shape[-1], things.shown.shape[1]
     scene, slot = np.nonzero(things.shown)
-    if not len(scene):
-        return
     order = np.argsort(things.outline[scene, slot], kind="stable")
     scene, slot = scene[order], slot[order]
-    outline, x, y, radius, turn = (
-        values[scene, slot] for values in (things.outline, things.x, things.y, things.radius, things.turn)
-    )
-    paint = things.paint[scene * things.shown.shape[1] + slot]
-    half = math.ceil(radius.max() * size) + 2  # sharp corners reach up to 1.6 pixels further than their shape
+    fields = (things.outline, things.x, things.y, things.radius, things.turn)
+    outline, x, y, radius, turn = (values[scene, slot, None] for values in fields)
+    paint = things.paint[scene * slots + slot]
+    half = math.ceil(radius.max(initial=0) * size) + 2  # an edge blurs the sharpest corner 1.6 pixels further
     side = min(2 * half + 1, size)
-    left = np.clip(np.floor(x * size).astype(np.int64) - half, 0, size - side)
-    top = np.clip(np.floor(y * size).astype(np.int64) - half, 0, size - side)
-    columns = (left[:, None] + np.arange(side) + 0.5) / size
-    rows = (top[:, None] + np.arange(side) + 0.5) / size
-    right = ((columns - x[:, None]) / radius[:, None]).astype(np.float32)[:, None, :]
-    up = ((y[:, None] - rows) / radius[:, None]).astype(np.float32)[:, :, None]
-    cos, sin = (_column(values) for values in _DIRECTIONS[_choice(turn, 4096)].astype(np.float32).T)
-    u, v = right * cos - up * sin, right * sin + up * cos
+    left, top = (np.clip(np.floor(place * size).astype(np.int64) - half, 0, size - side) for place in (x, y))
+    columns, rows = ((start + np.arange(side) + 0.5) / size for start in (left, top))
+    right = ((columns - x) / radius).astype(np.float32)[:, None, :]
+    up = ((y - rows) / radius).astype(np.float32)[:, :, None]
+    cos, sin = _each(_DIRECTIONS[_below(turn[:, 0], 4096)].astype(np.float32).T)
+    u, v = right * cos - up * sin, right * sin + up * cos  # (things, side, side)
     cover = np.empty_like(u)
-    starts = np.searchsorted(outline, np.arange(len(_OUTLINES) + 1))
-    for number, distance in enumerate(_OUTLINES):
-        part = slice(starts[number], starts[number + 1])
-        if part.start < part.stop:
-            cover[part] = distance(u[part], v[part])
-    cover = np.clip(0.5 - cover * _column((radius * size).astype(np.float32)), 0, 1) * things.opacity
-    blend = _texture(paint, columns.astype(np.float32)[:, None, :], rows.astype(np.float32)[:, :, None], size)
+    starts = np.searchsorted(outline[:, 0], range(len(_OUTLINES) + 1))
+    for distance, start, stop in zip(_OUTLINES, starts, starts[1:], strict=False):
+        if start < stop:
+            cover[start:stop] = distance(u[start:stop], v[start:stop])
+    cover = np.clip(0.5 - cover * _each((radius[:, 0] * size).astype(np.float32)), 0, 1) * things.opacity
+    colours = _each(paint.colour)
+    if paint.change.any():
+        columns, rows = columns.astype(np.float32)[:, None, :], rows.astype(np.float32)[:, :, None]
+        colours = _coloured(paint, _texture(paint, columns, rows, size))
     windows = sliding_window_view(canvas, (side, side), axis=(2, 3), writeable=True)
-    for number in range(things.shown.shape[1]):
+    for number in range(slots):
         now = np.flatnonzero(slot == number)
-        place = (scene[now], slice(None), top[now], left[now])
+        place = (scene[now], slice(None), top[now, 0], left[now, 0])
         under = windows[place]  # (things, 3, side, side)
-        over = blend[now, None] * paint.change[now, :, None, None] + paint.colour[now, :, None, None]
-        windows[place] = under + (over - under) * cover[now, None]
+        over = colours[now] - under
+        over *= cover[now, None]
+        over += under
+        windows[place] = over
 
 
-def _clutter(
-    draw: Draw, ground: Array, slots: int, low: float, high: float, outlines: Sequence[int]
-) -> _Things:
-    """Draw small things anywhere, of little contrast: some are left out."""
-    kind, x, y, size, turn, shown, luma = np.moveaxis(
-        draw.uniform("clutter", 7 * slots).reshape(-1, slots, 7), -1, 0
-    )
-    paint = _draw_paint(draw, _far_from(ground, 0.1, luma), 0.05)
+def _clutter(draw: Draw, ground: Array, slots: int, low: float, high: float, outlines: Array) -> _Things:
+    """Choose things of one colour each, anywhere; some are left out."""
+    outline, x, y, size, turn, shown, luma = _draws(draw, "clutter", slots, 7)
+    paint = _draw_paint(draw, _far_from(ground, 0.1, luma), 0.0)
     return _Things(
-        np.array(outlines)[_choice(kind, len(outlines))],
-        x,
-        y,
-        _between(size, low, high),
-        turn,
-        shown < 0.7,
-        paint,
+        outlines[_below(outline, len(outlines))], x, y, _between(size, low, high), turn, shown < 0.7, paint
     )
 
 
-def _one_thing(draw: Draw, kind: str, label: Array, ground: Array) -> list[_Things]:
+def _one_thing(draw: Draw, label: str, answer: Array, ground: Array) -> list[_Things]:
     """One thing among clutter that is much smaller."""
-    outline, x, y, size, turn, luma = np.moveaxis(draw.uniform("thing", 6)[:, None], -1, 0)
-    radius = _between(size, 0.24, 0.38)
-    number = _choice(outline, len(SHAPES))
-    if kind == "class":
-        number = label[:, None]
-    elif kind == "orientation":
-        number = _ONE_SIDED[_choice(outline, len(_ONE_SIDED))]
-        turn = (label[:, None] + _between(turn, -0.35, 0.35)) / 16 % 1
+    outline, x, y, size, turn, luma = _draws(draw, "thing", 1, 6)
+    number = _below(outline, 10)
+    radius = _between(size, 0.1, 0.15) if label == "x" else _between(size, 0.24, 0.38)
+    y = _between(y, radius, 1 - radius)
+    if label == "x":
+        x = _LEFT + (answer + _between(x, 0.1, 0.9)) * _COLUMN
     else:
-        radius = _between(size, 0.1, 0.15)
-    x, y = (_between(values, radius, 1 - radius) for values in (x, y))
-    if kind == "x":
-        place = draw.uniform("x")
-        x = _X_MARGIN + (label[:, None] + _between(place, 0.1, 0.9)) * (1 - 2 * _X_MARGIN) / 16
+        x = _between(x, radius, 1 - radius)
+    if label == "orientation":
+        number = _ONE_SIDED[_below(outline, 3)]
+        turn = (answer + _between(turn, -0.35, 0.35)) / 16 % 1
+    if label == "class":
+        number = answer
     paint = _draw_paint(draw.child("thing"), _far_from(ground, 0.3, luma), 0.12)
-    thing = _Things(number, x, y, radius, turn, np.ones_like(number, bool), paint)
-    small = 0.02 if kind == "x" else 0.03
+    small = 0.02 if label == "x" else 0.03
     return [
-        _clutter(draw.child("lines"), ground, 3, 0.15, 0.35, [_LINE]),
-        _clutter(draw.child("shapes"), ground, 8, small, 2 * small, range(len(SHAPES))),
-        thing,
-        _clutter(draw.child("specks"), ground, 3, 0.02, 0.03, range(len(SHAPES))),
+        _clutter(draw.child("lines"), ground, 3, 0.12, 0.26, _LINE),
+        _clutter(draw.child("shapes"), ground, 8, small, 2 * small, _ANY),
+        _Things(number, x, y, radius, turn, np.full_like(number, True), paint),
+        _clutter(draw.child("specks"), ground, 3, 0.02, 0.03, _ANY),
     ]
 
 
-def _many_things(draw: Draw, label: Array, ground: Array) -> list[_Things]:
-    """One to eight things that don't touch, among lines and specks."""
+def _many_things(draw: Draw, answer: Array, ground: Array) -> list[_Things]:
+    """One to eight things that don't touch, on lines and specks."""
     slots, tries = 8, 12
-    outline, size, turn, luma = np.moveaxis(draw.uniform("things", 4 * slots).reshape(-1, slots, 4), -1, 0)
-    candidates = _between(draw.uniform("places", slots * tries * 2), 0.12, 0.88).reshape(-1, slots, tries, 2)
-    places = candidates[:, :, 0].copy()
-    for slot in range(1, slots):  # of its candidates each takes the one farthest from those before
-        apart = ((candidates[:, slot, :, None] - places[:, None, :slot]) ** 2).sum(-1).min(-1)
-        places[:, slot] = candidates[np.arange(len(label)), slot, apart.argmax(-1)]
-    apart = np.sqrt(((places[:, :, None] - places[:, None]) ** 2).sum(-1)) + 9 * np.eye(slots)
-    radius = np.minimum(_between(size, 0.08, 0.125), 0.46 * apart.min(-1))
+    outline, size, turn, luma = _draws(draw, "things", slots, 4)
+    places = _between(draw.uniform("places", slots * tries * 2), 0.12, 0.88).reshape(-1, slots, tries, 2)
+    chosen = places[:, :, 0].copy()
+    for slot in range(1, slots):  # each takes the place that is farthest from the things before
+        apart = ((places[:, slot, :, None] - chosen[:, None, :slot]) ** 2).sum(axis=-1).min(axis=-1)
+        chosen[:, slot] = places[np.arange(len(answer)), slot, apart.argmax(axis=-1)]
+    apart = np.sqrt(((chosen[:, :, None] - chosen[:, None]) ** 2).sum(axis=-1)) + np.eye(slots)
+    radius = np.minimum(_between(size, 0.085, 0.125), 0.46 * apart.min(axis=-1))
     paint = _draw_paint(draw.child("things"), _far_from(ground, 0.28, luma), 0.12)
-    shown = np.arange(slots) <= label[:, None]
-    things = _Things(
-        _choice(outline, len(SHAPES)), places[..., 0], places[..., 1], radius, turn, shown, paint
-    )
+    shown = np.arange(slots) <= answer
     return [
-        _clutter(draw.child("lines"), ground, 4, 0.15, 0.35, [_LINE]),
-        _clutter(draw.child("specks"), ground, 6, 0.012, 0.022, range(len(SHAPES))),
-        things,
+        _clutter(draw.child("lines"), ground, 4, 0.12, 0.26, _LINE),
+        _clutter(draw.child("specks"), ground, 6, 0.012, 0.022, _ANY),
+        _Things(_below(outline, 10), chosen[..., 0], chosen[..., 1], radius, turn, shown, paint),
     ]
 
 
-def _things_on_ground(draw: Draw, label: Array, ground: Array, horizon: Array) -> list[_Things]:
-    """One to five things that stand on the ground, the nearest painted last."""
-    slots = 5
-    outline, x, away, size, turn, luma, shown = np.moveaxis(
-        draw.uniform("things", 7 * slots).reshape(-1, slots, 7), -1, 0
+def _standing_things(draw: Draw, answer: Array, ground: Array, horizon: Array) -> list[_Things]:
+    """One to five things that stand on the ground with their shadows, the nearest last, among flat spots."""
+    outline, x, near, size, turn, luma, shown = _draws(draw, "things", 5, 7)
+    nearest = 1 - (answer + _between(near[:, :1], 0.1, 0.9)) * _STEP  # one over its distance
+    near = np.sort(np.where(np.arange(5) == 4, nearest, _between(near, 0.18, nearest - 0.2 * _STEP)), axis=1)
+    shown = (shown < 0.6) | (np.arange(5) == 4)
+    x, foot, radius = (
+        _between(x, 0.15, 0.85),
+        horizon + _FOCUS * near,
+        0.19 * near * _between(size, 0.85, 1.15),
     )
-    step = (_NEAR - _FAR) / 6
-    nearest = _NEAR - step * (label[:, None] + _between(away[:, :1], 0.1, 0.9))
-    inverse = _between(away, 0.7 * _FAR, nearest - 0.2 * step)
-    inverse[:, 0] = nearest[:, 0]
-    inverse.sort(axis=1)
-    shown = shown < 0.6
-    shown[:, -1] = True
-    radius = 0.19 * inverse * _between(size, 0.85, 1.15)
-    foot = horizon + 0.62 * inverse
     paint = _draw_paint(draw.child("things"), _far_from(ground, 0.28, luma), 0.12)
-    dark = _draw_paint(draw.child("shadows"), np.zeros_like(luma), 0.0)
-    shadow = _Things(
-        np.full_like(shown, _SHADOW, np.int64),
-        _between(x, 0.15, 0.85),
-        foot,
-        radius * 1.1,
-        0 * turn,
-        shown,
-        dark,
-        0.5,
-    )
-    things = _Things(
-        _choice(outline, len(SHAPES)),
-        _between(x, 0.15, 0.85),
-        foot - 0.85 * radius,
-        radius,
-        turn,
-        shown,
-        paint,
-    )
-    return [shadow, things]
+    black = _draw_paint(draw.child("shadows"), np.zeros_like(luma), 0.0)
+    spots = _clutter(draw.child("spots"), ground, 6, 0.6, 1.4, _SPOT)
+    spots.radius *= 0.19 * _between(spots.y, 0.2, 1)
+    spots.y, spots.turn = horizon + _FOCUS * _between(spots.y, 0.2, 1), np.zeros_like(spots.turn)
+    return [
+        spots,
+        _Things(
+            np.full_like(shown, _SPOT[0], np.int64),
+            x,
+            foot,
+            radius * 1.1,
+            0 * turn,
+            shown,
+            black,
+            opacity=0.5,
+        ),
+        _Things(_below(outline, 10), x, foot - 0.85 * radius, radius, turn, shown, paint),
+    ]
 
 
-def _ground(draw: Draw, paint: _Paint, horizon: Array, size: int) -> Array:
-    """Paint a plane in perspective, under a sky: float32 (scenes, 3, size, size)."""
-    x, y = _pixel_centres(size)
-    below = y - _column(horizon).astype(np.float32)
-    depth = 0.62 / np.maximum(below, 0.02)
-    blend = _texture(paint, (x - 0.5) * depth, depth, size) * np.clip(below * 5 - 0.3, 0, 1)
-    canvas = _blended(paint, blend)
-    sky = _draw_paint(draw.child("sky"), draw.uniform("sky") * 0.6 + 0.3, 0.0)
-    shade = np.clip(below * size + 0.5, 0, 1)[:, None]
-    above = sky.colour[:, :, None, None] * (1 - 0.4 * below)[:, None]
-    return above + (canvas - above) * shade
-
-
-def _blended(paint: _Paint, blend: Array) -> Array:
-    return blend[:, None] * paint.change[:, :, None, None] + paint.colour[:, :, None, None]
-
-
-def _pixel_centres(size: int) -> tuple[Array, Array]:
+def _pixels(size: int) -> tuple[Array, Array]:
+    """Return the centres of the pixels, x (1, 1, size) and y (1, size, 1)."""
     centres = ((np.arange(size) + 0.5) / size).astype(np.float32)
     return centres[None, None, :], centres[None, :, None]
 
 
-def _labels(label: str, numbers: Array) -> Array:
-    return _choice(_draw(label, numbers).uniform("label")[:, 0], len(LABELS[label]))
+def _landscape(draw: Draw, paint: _Paint, horizon: Array, size: int) -> Array:
+    """Paint ground in perspective, and a sky: (scenes, 3, size, size)."""
+    x, y = _pixels(size)
+    below = y - _each(horizon[:, 0]).astype(np.float32)
+    depth = _FOCUS / np.maximum(below, 0.02)
+    fading = np.clip(below * 5 - 0.3, 0, 1)  # before the texture gets finer than pixels
+    ground = _coloured(paint, _texture(paint, (x - 0.5) * depth, depth, size) * fading)
+    sky = _draw_paint(draw.child("sky"), _between(draw.uniform("sky"), 0.3, 0.9), 0.0)
+    above = _each(sky.colour) * (1 - 0.4 * below)[:, None]
+    return above + (ground - above) * np.clip(below * size + 0.5, 0, 1)[:, None]
 
 
-def _draw(label: str, numbers: Array) -> Draw:
-    return Draw(_SEED, 0, numbers, f"shapes/{label}")
+def _answers(label: str, numbers: Array) -> Array:
+    uniform = Draw(_SEED, 0, numbers, f"shapes/{label}").uniform("label")
+    return _below(uniform, len(LABELS[label]))  # (scenes, 1)
 
 
 def _render(label: str, numbers: Array, size: int) -> Array:
     """Paint the scenes of these numbers: uint8 (scenes, size, size, 3)."""
-    draw = _draw(label, numbers)
-    answer = _labels(label, numbers)
+    draw = Draw(_SEED, 0, numbers, f"shapes/{label}")
+    answer = _answers(label, numbers)
     luma = _between(draw.uniform("ground"), 0.12, 0.88)
     paint = _draw_paint(draw.child("ground"), luma, 0.08)
-    x, y = _pixel_centres(size)
+    x, y = _pixels(size)
     if label == "distance":
-        horizon = _between(draw.uniform("horizon"), 0.27, 0.33)
-        canvas = _ground(draw, paint, horizon[:, 0], size)
-        layers = _things_on_ground(draw, answer, luma, horizon)
+        horizon = _between(draw.uniform("horizon"), 0.24, 0.34)
+        canvas = _landscape(draw, paint, horizon, size)
+        layers = _standing_things(draw, answer, luma, horizon)
     else:
-        canvas = _blended(paint, _texture(paint, x, y, size))
+        canvas = _coloured(paint, _texture(paint, x, y, size))
         layers = (
             _many_things(draw, answer, luma) if label == "count" else _one_thing(draw, label, answer, luma)
         )
     for things in layers:
         _paint_things(canvas, things)
-    light = _between(draw.uniform("light", 2), -0.35, 0.35).astype(np.float32)
-    canvas *= (1 + _column(light[:, 0]) * (x - 0.5) + _column(light[:, 1]) * (y - 0.5))[:, None]
+    light_x, light_y = _each(_between(draw.uniform("light", 2), -0.35, 0.35).astype(np.float32).T)
+    canvas *= (1 + light_x * (x - 0.5) + light_y * (y - 0.5))[:, None] * 255
     words = bits(_SEED, f"shapes/{label}/noise", numbers, -(-canvas[0].size // 8)).astype("<u8")
     noise = words.view(np.uint8)[:, : canvas[0].size].reshape(canvas.shape)
-    canvas *= 255
-    canvas += noise * np.float32(0.1) - np.float32(12.25)  # the half that rounds is in it
-    return np.clip(canvas, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
-
-
-LABELS: dict[str, tuple[str, ...]] = {
-    "class": tuple(SHAPES),
-    "count": tuple(str(number) for number in range(1, 9)),
-    "x": tuple(f"{_X_MARGIN + n * 3 / 64:.3f}-{_X_MARGIN + (n + 1) * 3 / 64:.3f}" for n in range(16)),
-    "orientation": tuple(f"{number * 22.5:g} degrees" for number in range(16)),
-    "distance": tuple(f"{1 / (1 - n / 8):.2f}-{1 / (1 - (n + 1) / 8):.2f}" for n in range(6)),
-}
-"Names of the classes for each `label=`."
+    noise = noise * np.float32(0.1)
+    noise -= np.float32(12.25)  # from -12.75 to 12.75, and the half that rounds
+    canvas += noise
+    np.clip(canvas, 0, 255, out=canvas)
+    return canvas.astype(np.uint8).transpose(0, 2, 3, 1)
 
 
 class Shapes(Source):
-    """Scenes of shapes. Indices beyond the length work as well, without end."""
+    """Scenes of shapes; `label` says what is asked of them. Indices go on beyond the length."""
 
     name = "shapes"
 
     def __init__(
         self, split: str = "train", label: str = "class", size: int = 32, count: int | None = None
     ) -> None:
-        if split not in SPLITS:
-            hint = did_you_mean(split, SPLITS) or ";"
-            raise InputError(f"shapes has no split {split!r}{hint} expected {', '.join(SPLITS)}")
-        if label not in LABELS:
-            hint = did_you_mean(label, LABELS) or ";"
-            raise InputError(f"shapes has no label {label!r}{hint} expected {', '.join(LABELS)}")
+        """`count` is the number of images of the split, of each split if it is 'all'."""
+        for kind, value, options in (("split", split, [*SPLITS, "all"]), ("label", label, list(LABELS))):
+            if value not in options:
+                hint = did_you_mean(value, options) or ";"
+                raise InputError(f"shapes has no {kind} {value!r}{hint} expected {', '.join(options)}")
         if not 8 <= size <= 4096:
-            raise InputError(f"shapes of size {size} can't be drawn; expected 8 to 4096 pixels")
+            raise InputError(f"shapes can't be {size} pixels wide; expected size=8 to size=4096")
         self.split, self.label, self.size = split, label, size
         self.class_names = LABELS[label]
-        self.start = SPAN * list(SPLITS).index(split)
-        self.labels = self.labels_of(np.arange(SPLITS[split] if count is None else count))
+        parts = list(SPLITS) if split == "all" else [split]
+        lengths = [SPLITS[part] if count is None else count for part in parts]
+        self._firsts = np.cumsum([0, *lengths[:-1]])
+        self._starts = np.array([SPAN * list(SPLITS).index(part) for part in parts])
+        self.labels = self.labels_of(np.arange(sum(lengths)))
 
     def labels_of(self, indices: Array) -> Array:
         """Return the labels of any images: int64 (images,)."""
-        return _labels(self.label, self._numbers(indices))
+        return _answers(self.label, self._numbers(indices))[:, 0]
 
     def render(self, indices: Array) -> Array:
         """Return any images: uint8 (images, size, size, 3)."""
@@ -474,7 +471,9 @@ class Shapes(Source):
         return self.render(np.array([index]))[0]
 
     def _numbers(self, indices: Array) -> Array:
+        """Return the places of images in the one sequence that all splits are cut from."""
         indices = np.asarray(indices, np.int64)
-        if len(indices) and not 0 <= indices.min() <= indices.max() < SPAN:
-            raise IndexError(f"shapes has images 0 to {SPAN - 1}, not {indices.min()} to {indices.max()}")
-        return indices + self.start
+        if ((indices < 0) | (indices >= SPAN)).any():
+            raise IndexError(f"shapes has images 0 to {SPAN - 1}")
+        part = np.searchsorted(self._firsts, indices, side="right") - 1
+        return indices - self._firsts[part] + self._starts[part]

@@ -163,7 +163,7 @@ def match_classes(source: Source, classes: Sequence[str]) -> Source:
 def _present(source: Source) -> np.ndarray:
     """Return which classes have images: bool (classes,)."""
     if source.has_several_labels:
-        return source.labels.any(0)
+        return np.asarray(source.labels.any(0))
     return np.bincount(source.labels, minlength=source.num_classes) > 0
 
 
@@ -198,7 +198,7 @@ def stratified_split(labels: np.ndarray, hashes: np.ndarray, share: float) -> np
         members = labels[order] == number
         count = min(members.sum() - 1, max(1, math.floor(share * members.sum() + 0.5)))
         held.append(order[members & ~shared][:count])
-    return np.isin(hashes, hashes[np.concatenate(held)]) if held else np.zeros(0, bool)
+    return np.isin(hashes, hashes[np.concatenate([*held, []]).astype(np.int64)])
 
 
 def _place(end: str | None, length: int, default: int) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -43,33 +44,51 @@ def choose_split(
 
 def split_of_file(path: str) -> str | None:
     """Return the split that a file's name says, else its folder's: train-00000-of-00005.parquet, val/000.tar."""
-    folder, _, file = path.rpartition("/")
+    folder, _, file = re.sub(r"^(https?://[^?]*).*", r"\1", path).rpartition("/")
     found = {WORDS[word] for word in re.split(r"[^a-z]+", file.lower()) if word in WORDS}
     if len(found) > 1:
         raise InputError(f"{path} names two splits, {' and '.join(sorted(found))}: rename it")
     return found.pop() if found else WORDS.get(folder.rpartition("/")[2].lower())
 
 
-def group_by_split(paths: Sequence[str], name: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the files of each split, in the order train, val, test, and notes; without splits all are of 'all'."""
+class Chosen(NamedTuple):
+    """The files of a split."""
+
+    split: str
+    files: list[str]
+    naming: list[str]
+    "The files whose labels give the classes of every split: those of train, else all."
+    is_made: bool
+    "Whether no name says a split, so that one is to be made of all the files."
+    notes: list[str]
+
+
+def choose_files(paths: Sequence[str], asked: str | None, default: Default, name: str) -> Chosen:
+    """Return the files of the split that was asked for, else of the one that the verb takes."""
     groups: dict[str, list[str]] = {split: [] for split in MADE}
-    without = []
+    without: list[str] = []
     for path in paths:
         split = split_of_file(path)
         (without if split is None else groups[split]).append(path)
     groups = {split: group for split, group in groups.items() if group}
+    chosen, notes = choose_split(list(groups or MADE), asked, default, name)
     if not groups:
-        return {"all": list(paths)}, []
-    if not without:
-        return groups, []
-    return groups, [f"{name}: left out {listed(without)}, whose names say no split"]
+        return Chosen(chosen, without, without, True, notes)
+    if without:
+        notes.append(f"{name}: left out {listed(without)}, whose names say no split")
+    every = [path for group in groups.values() for path in group]
+    files = every if chosen == "all" else groups[chosen]
+    return Chosen(chosen, files, groups.get("train", every), False, notes)
 
 
-def make_split(source: Source, split: str, keys: Callable[[], list[str]]) -> Source:
-    """Return a split of a source that has none, by the contents of its images; `keys` tell their versions."""
+def make_split(source: Source, split: str, place: str, keys: Callable[[], list[str]]) -> Source:
+    """Return a split of a source that has none, by the contents of its images.
+
+    place: the file or folder that it is in; keys: texts that change when an image does.
+    """
     if split == "all":
         return source
-    hashes = content_hashes(source.name, keys(), lambda index: _bytes(source, index))
+    hashes = content_hashes(os.path.abspath(place), keys(), lambda index: _bytes(source, index))
     # Several labels leave nothing to stratify by: nearly every combination is its own.
     labels = np.zeros(len(source), np.int64) if source.has_several_labels else source.labels
     test = stratified_split(labels, hashes, MADE["test"])

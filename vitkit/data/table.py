@@ -59,7 +59,7 @@ def open_table(path: str, spec: DataSpec, default: Default) -> Source:
         numbers = matrix
     notes.append(say_classes(spec.source, class_names))
     source = Files(spec.source, split, class_names, numbers, paths, notes)
-    return source if has_splits else make_split(source, split, source.content_keys)
+    return source if has_splits else make_split(source, split, path, source.content_keys)
 
 
 def _read(path: str) -> tuple[list[dict[str, str]], list[int], bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from vitkit.errors import InputError
@@ -34,6 +34,10 @@ class ModelConfig:
         self.require(min(self.size) >= 1, f"image_size must be positive, not {self.image_size}")
         self.require(self.channels >= 1, f"channels must be at least 1, not {self.channels}")
         self.require(self.num_classes >= 0, f"num_classes must be at least 0, not {self.num_classes}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_epsilon"):
+                self.require(value > 0.0, f"{field.name} must be above 0, not {value:g}")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -63,7 +67,7 @@ class ViTConfig(ModelConfig):
     mlp_width: int = 3072
     "Hidden size of each block's MLP."
     patch: int = 16
-    "Side of a patch in pixels; in a hybrid, in cells of the feature map."
+    "Side of a patch in pixels."
     positions: Literal["none", "learned", "learned_2d", "sincos_2d", "relative"] = "learned"
     "Position information: a learned row per token, a learned half per row and column of the grid, fixed sines, or 1-D relative attention."
     positions_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
@@ -175,6 +179,8 @@ class ViTConfig(ModelConfig):
 class HybridConfig(ViTConfig):
     """A ViT whose tokens are cells of a ResNet's feature map."""
 
+    patch: int = 1
+    "Side of a patch in cells of the feature map."
     backbone_units: tuple[int, ...] = (3, 4, 9)
     "Residual units per stage of the ResNet; none at all leaves its stem alone."
     backbone_width: int = 64

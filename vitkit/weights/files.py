@@ -119,7 +119,9 @@ def _check_inflated(path: Path, size: int) -> None:
     with zipfile.ZipFile(path) as archive:
         inflated = sum(member.file_size for member in archive.infolist())
     if inflated > MAX_INFLATED + MAX_RATIO * size:
-        raise InputError(f"{path} would inflate from {size:,} to {inflated:,} bytes: no weights compress so well")
+        raise InputError(
+            f"{path} would inflate from {size:,} to {inflated:,} bytes: no weights compress so well"
+        )
 
 
 def _read_safetensors(path: Path, meta: bool) -> Tensors:

@@ -191,7 +191,9 @@ def _check_extent(config: ModelConfig, num_tensors: int) -> None:
     stages = (*getattr(config, "units", ()), *getattr(config, "backbone_units", ()))
     layers = getattr(config, "depth", 0) + getattr(config, "convolutions", 0) + sum(map(abs, stages))
     if layers > num_tensors:
-        raise InputError(f"its config says {layers} layers (depth, units), the file holds {num_tensors} tensors")
+        raise InputError(
+            f"its config says {layers} layers (depth, units), the file holds {num_tensors} tensors"
+        )
     if isinstance(config, ViTConfig) and config.positions == "sincos_2d" and config.num_patches > MAX_PATCHES:
         size = f"{config.size[0]}x{config.size[1]}"
         raise InputError(f"images of {size} pixels have {config.num_patches} patches, at most {MAX_PATCHES}")

@@ -174,8 +174,10 @@ def download(
 ) -> Path:
     """Return the local folder of a hub model: its config and weights, fetched unless they are in the cache."""
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     size = f", {size_bytes / 1e6:,.0f} MB" if size_bytes else ""
     announce(f"weights: {hub_id} from the Hugging Face hub{size}{f', licence {licence}' if licence else ''}")
     patterns = ["config.json", "preprocessor_config.json", "model.safetensors"]
@@ -190,7 +192,7 @@ def download(
             f"{hub_id} is not in the cache and the hub can't be reached (HF_HUB_OFFLINE set, or no network); "
             "download it elsewhere and pass the folder"
         ) from None
-    except (HfHubHTTPError, ValueError) as error:
-        cause = str(error).splitlines()[0]
+    except Exception as error:  # the hub's own errors, and whatever its HTTP client raises
+        cause = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{hub_id} could not be fetched from the hub: {cause}") from None
     return folder

@@ -1,0 +1,293 @@
+"""Folders of images: any tree of classes, with splits or without, and every footgun a clear error or a note."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitkit.data.decode import decode
+from vitkit.data.open import open_data
+from vitkit.data.source import Source
+from vitkit.errors import InputError
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+Png = Callable[[int], bytes]
+
+
+def write(root: Path, files: dict[str, bytes]) -> str:
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return str(root)
+
+
+def found(source: Source) -> list[tuple[str, str]]:
+    """Class and file name of each image."""
+    return [
+        (source.class_names[label], os.path.basename(source.where(index)))
+        for index, label in enumerate(source.labels)
+    ]
+
+
+def error(spec: str, **arguments: object) -> str:
+    with pytest.raises(InputError) as caught:
+        open_data(spec, **{"default": "train", **arguments})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["val", "valid", "validation"])
+def test_splits_go_by_any_of_their_words(tmp_path: Path, word: str) -> None:
+    root = write(tmp_path, {f"{split}/{c}/{split}.png": b"" for split in ("train", word) for c in "ba"})
+    train = open_data(root, default="train")
+    assert found(train) == [("a", "train.png"), ("b", "train.png")]
+    assert train.notes == (
+        f"{root}: took 'train', beside it are val",
+        f"{root}: 2 classes, sorted by name: a, b",
+    )
+    for asked in ("", ":val", f":{word}"):
+        source = open_data(root + asked, default="measure")
+        assert source.split == "val"
+        assert found(source) == [("a", f"{word}.png"), ("b", f"{word}.png")]
+    assert len(open_data(root + ":all", default="train")) == 4
+    assert "has no split 'test'; it has train, val, all" in error(root + ":test")
+
+
+def test_classes_are_those_of_train_and_matched_by_name(tmp_path: Path) -> None:
+    root = write(tmp_path, {f"train/{c}/1.png": b"" for c in ("ant", "bee", "cat")} | {"test/cat/1.png": b""})
+    test = open_data(root, default="measure")
+    assert test.class_names == ("ant", "bee", "cat")
+    assert test.labels.tolist() == [2]
+    mapped = open_data(root, default="measure", classes=["cat", "bee", "ant"])
+    assert mapped.labels.tolist() == [0]
+    assert mapped.notes[-1] == f"{root}: no image of 2 of the 3 classes"
+    assert "has class 'cat', which is none of the 2 expected" in error(root + ":test", classes=["ant", "bee"])
+    write(tmp_path, {"test/dog/1.png": b""})
+    assert (
+        error(root + ":test")
+        == f"{root}/test/dog/1.png has class 'dog', which {root}/train lacks; add it there"
+    )
+
+
+def test_hidden_files_and_folders_are_no_classes(tmp_path: Path) -> None:
+    files = {
+        "a/1.png": b"",
+        "b/2.JPEG": b"",
+        ".ipynb_checkpoints/3.png": b"",
+        "a/.hidden.png": b"",
+        "a/._1.png": b"",
+    }
+    assert found(open_data(write(tmp_path, files) + ":all", default="train")) == [
+        ("a", "1.png"),
+        ("b", "2.JPEG"),
+    ]
+
+
+def test_nested_classes_are_named_by_the_folder_that_holds_the_image(tmp_path: Path) -> None:
+    files = {"dogs/poodle/1.png": b"", "dogs/husky/2.png": b"", "cats/3.png": b"", "dogs/4.png": b""}
+    source = open_data(write(tmp_path, files) + ":all", default="train")
+    assert source.class_names == ("cats", "dogs", "dogs/husky", "dogs/poodle")
+    assert found(source) == [
+        ("cats", "3.png"), ("dogs", "4.png"), ("dogs/husky", "2.png"), ("dogs/poodle", "1.png"),
+    ]  # fmt: skip
+
+
+def test_a_class_may_be_called_like_a_split(tmp_path: Path) -> None:
+    files = {"train/1.png": b"", "bus/2.png": b"", "test/3.png": b""}
+    assert open_data(write(tmp_path, files) + ":all", default="train").class_names == ("bus", "test", "train")
+
+
+def test_other_folders_beside_splits_are_left_out_and_told(tmp_path: Path) -> None:
+    files = {
+        "train/a/1.png": b"",
+        "val/a/2.png": b"",
+        "labels/a/3.png": b"",
+        "train/a/notes.txt": b"",
+        "train/x.XML": b"",
+    }
+    source = open_data(write(tmp_path, files) + ":train", default="train")
+    assert found(source) == [("a", "1.png")]
+    assert source.notes == (
+        f"{tmp_path}: left out labels, beside the folders of its splits",
+        f"{tmp_path}/train: left out 2 files that are no images: 1 .xml, 1 .txt",
+        f"{tmp_path}: 1 class, sorted by name: a",
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            ["1.png", "2.png"],
+            "{root} holds 2 images but no class folders; expected FOLDER/CLASS/image.jpg, or",
+        ),
+        (
+            ["train/a/1.png", "val/1.png"],
+            "{root}/val holds images but no class folders; expected FOLDER/CLASS/",
+        ),
+        (["a/1.txt", "a/2.gz"], "no images in {root}: only 1 .txt, 1 .gz; expected FOLDER/CLASS/image.jpg"),
+        (
+            ["train/a/1.png", "train/b/1.txt"],
+            "empty class: {root}/train/b holds no images; add some or remove the",
+        ),
+        (
+            ["train/a/1.png", "val/a/1.png", "valid/a/1.png"],
+            "{root}/val and {root}/valid are the same split: keep",
+        ),
+    ],
+)
+def test_a_layout_that_is_not_meant_is_an_error(tmp_path: Path, files: list[str], message: str) -> None:
+    root = write(tmp_path, dict.fromkeys(files, b""))
+    assert error(root).startswith(message.format(root=root))
+
+
+def test_a_folder_without_anything_is_an_error(tmp_path: Path) -> None:
+    assert error(str(tmp_path)).startswith(f"no images in {tmp_path}; expected FOLDER/CLASS/image.jpg")
+    assert error(str(tmp_path / "no")) == f"no such file or folder: {tmp_path}/no"
+
+
+def test_an_empty_class_is_fine_where_it_is_measured(tmp_path: Path) -> None:
+    root = write(tmp_path, {"train/a/1.png": b"", "train/b/1.png": b"", "val/a/1.png": b""})
+    (tmp_path / "val" / "b").mkdir()
+    assert found(open_data(root + ":val", default="measure")) == [("a", "1.png")]
+
+
+def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
+    root = write(tmp_path / "data", {"a/1.png": b""})
+    write(tmp_path / "elsewhere", {"2.png": b""})
+    os.symlink(tmp_path / "elsewhere", tmp_path / "data" / "b")
+    os.symlink(tmp_path / "data", tmp_path / "data" / "a" / "up")
+    os.symlink(tmp_path / "gone", tmp_path / "data" / "a" / "broken")
+    assert found(open_data(root + ":all", default="train")) == [("a", "1.png"), ("b", "2.png")]
+
+
+def test_accents_are_one_class_however_they_are_spelled(tmp_path: Path) -> None:
+    root = write(tmp_path, {"train/caf\u00e9/1.png": b"", "val/cafe\u0301/2.png": b"", "train/犬/1.png": b""})
+    source = open_data(root + ":val", default="measure")
+    assert source.class_names == ("caf\u00e9", "犬")
+    assert source.labels.tolist() == [0]
+
+
+def test_a_name_that_is_no_text_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, {"a/1.png": b""})
+    os.mkdir(os.fsencode(tmp_path) + b"/b\xff")
+    (Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff")) / "1.png").write_bytes(b"")
+    assert "is no valid text: rename it" in error(f"{tmp_path}:all")
+
+
+def test_a_split_is_made_by_content(tmp_path: Path, png: Png) -> None:
+    files = {
+        f"{c}/{number}.png": png(100 * place + number) for place, c in enumerate("ab") for number in range(20)
+    }
+    root = write(tmp_path / "one", files)
+    parts = {split: open_data(f"{root}:{split}", default="train") for split in ("train", "val", "test")}
+    assert [len(part) for part in parts.values()] == [32, 4, 4]
+    assert [sorted(part.labels.tolist()) for part in parts.values()] == [
+        [0] * 16 + [1] * 16,
+        [0, 0, 1, 1],
+        [0, 0, 1, 1],
+    ]
+    assert sorted(row for part in parts.values() for row in found(part)) == sorted(
+        found(open_data(f"{root}:all", default="train"))
+    )
+    assert parts["test"].notes[-1] == (
+        f"{root}: has no split; made one by content, always the same: train 32, val 4, test 4"
+    )
+    # Other names and another place, the same contents: the same split.
+    other = write(
+        tmp_path / "two", {f"{name[0]}/z{hash(name) % 997}-{name[2:]}": data for name, data in files.items()}
+    )
+    for split, part in parts.items():
+        again = open_data(f"{other}:{split}", default="train")
+        assert {Path(again.where(i)).read_bytes() for i in range(len(again))} == {
+            Path(part.where(i)).read_bytes() for i in range(len(part))
+        }
+
+
+def test_copies_stay_on_one_side_of_a_made_split(tmp_path: Path, png: Png) -> None:
+    files = {
+        f"{c}/{number}-{copy}.png": png(number) for c in "ab" for number in range(9) for copy in range(2)
+    }
+    files |= {f"b/own-{number}.png": png(50 + number) for number in range(9)}
+    root = write(tmp_path, files)
+    sides = []
+    for split in ("train", "val", "test"):
+        try:
+            part = open_data(f"{root}:{split}", default="train")
+        except InputError:  # all that a class has may be shared
+            continue
+        sides.append({Path(part.where(index)).read_bytes() for index in range(len(part))})
+    assert len(sides) > 1
+    assert sum(map(len, sides)) == len(set.union(*sides))
+
+
+def test_too_few_images_for_a_split_is_an_error(tmp_path: Path, png: Png) -> None:
+    root = write(tmp_path, {"a/1.png": png(1), "b/1.png": png(2)})
+    assert error(root + ":val").startswith(
+        f"{root} has too few images for a split 'val': add images, or make"
+    )
+
+
+def test_an_image_that_cannot_be_read_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, png: Png
+) -> None:
+    from PIL import Image
+
+    source = open_data(
+        write(tmp_path, {"train/a/1.png": png(1), "train/b/2.png": b""}) + ":train", default="train"
+    )
+    with pytest.raises(InputError, match="2.png: it is empty"):
+        decode(source.read(1))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(InputError, match="1.png: .*decompression bomb.* Make it smaller"):
+        decode(source.read(0))
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6).filter(
+    lambda name: not name.startswith(".") and len(name.encode()) < 100
+)
+
+
+@settings(max_examples=40)
+@given(
+    st.dictionaries(
+        st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.integers(1, 3), min_size=1, max_size=6
+    )
+)
+def test_any_tree_gives_its_classes(classes: dict[str, int]) -> None:
+    folder = tempfile.mkdtemp()
+    try:
+        expected = set()
+        for name, count in classes.items():
+            for number in range(count):
+                path = Path(folder, "train", name, f"{number}.png")
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(b"")
+                except OSError:  # a folder where a file is
+                    continue
+                expected.add(str(path))
+        source = open_data(folder + ":train", default="train")
+        assert {source.where(index) for index in range(len(source))} == expected
+        assert list(source.class_names) == sorted(source.class_names)
+        for index, label in enumerate(source.labels):
+            relative = os.path.relpath(os.path.dirname(source.where(index)), Path(folder, "train"))
+            assert source.class_names[label] == unicodedata.normalize("NFC", relative)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data")
+def test_the_faces_are_split_into_eight_one_and_one_of_each_person() -> None:
+    parts = [open_data(f"{SHARED}/faces:{split}", default="train") for split in ("train", "val", "test")]
+    assert [len(part) for part in parts] == [320, 40, 40]
+    assert decode(parts[2].read(0)).shape == (3, 112, 92)

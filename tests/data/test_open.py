@@ -1,0 +1,92 @@
+"""The one door: every kind of DATA opens by its string, and what is none says what was expected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitkit.data.open import open_data
+from vitkit.data.spec import DataSpec
+from vitkit.errors import InputError
+
+
+def test_built_in_data_needs_no_files() -> None:
+    digits = open_data("digits", default="measure")
+    assert (digits.split, digits.num_classes) == ("test", 10)
+    assert digits.notes == ("digits: took 'test', beside it are train, val",)
+    everything = open_data("digits:all", default="train")
+    assert len(everything) == 1797
+    assert (
+        len(open_data("digits:train[:50%]", default="train"))
+        == len(open_data("digits", default="train")) // 2
+    )
+    few = open_data(DataSpec("digits", "train", shots=2, seed=1), default="train")
+    assert few.labels.tolist() == [digit for digit in range(10) for _ in range(2)]
+    shapes = open_data("shapes:val[:5,size=16]", default="train")
+    assert shapes.render(shapes.labels[:0] + 0) is not None and len(shapes) == 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("cifr10", "unknown data source 'cifr10'; did you mean 'cifar10' or 'cifar100'?"),
+        ("photos", "unknown data source 'photos'; a path starts with '.', '/' or '~': './photos'"),
+        ("xyzzy", "expected digits, shapes, aircraft, "),
+        ("digits[size=16]", "data spec 'digits[size=16]': size= is an item of shapes only"),
+        ("cifar10[label=count]", "label= is an item of shapes only"),
+        (
+            "./photos[root=/x]",
+            "data spec './photos[root=/x]': root= is an item of torchvision's data sets only",
+        ),
+        ("shapes[download=true]", "download= is an item of torchvision's data sets only"),
+        ("digits[seed=3]", "data spec 'digits[seed=3]': seed= chooses shots, and there are none"),
+        ("digits:tset", "digits has no split 'tset'; did you mean 'test'"),
+        ("digits[200shot]", "200shot: class '0' has only"),
+        ("pipe:cat", "pipe: runs a shell command and is refused; give the files or their URL"),
+        ("pipe:curl -s http://x/y.tar", "pipe: runs a shell command and is refused"),
+        ("http://host/train.parquet", "http://host/train.parquet: only tar shards are read through URLs"),
+        (
+            "./photos/a.png",
+            "./photos/a.png is an image; data is a folder of class folders, one .csv, .parquet or .tar",
+        ),
+        ("./photos/b.npy", "./photos/b.npy is a file of kind .npy; data is a folder"),
+        (
+            "./photos/c.tar.gz",
+            "./photos/c.tar.gz is compressed, and nothing is unpacked here: unpack it first",
+        ),
+        ("./photos/*", "./photos/* names files of several kinds, .gz, .npy, .png: name one kind"),
+    ],
+)
+def test_what_is_no_data_says_what_was_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for name in ("a.png", "b.npy", "c.tar.gz"):
+        (tmp_path / "photos" / name).write_bytes(b"")
+    monkeypatch.setattr("vitkit.data.files.remote", lambda url: (None, url))
+    with pytest.raises(InputError) as error:
+        open_data(spec, default="train")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_path_may_start_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "photos" / "train" / "a").mkdir(parents=True)
+    (tmp_path / "photos" / "train" / "a" / "1.png").write_bytes(b"")
+    assert open_data("~/photos", default="train").where(0) == str(tmp_path / "photos/train/a/1.png")
+
+
+def test_the_door_loads_no_library_before_it_is_needed() -> None:
+    code = (
+        "import sys, vitkit.data.open\n"
+        "print([name for name in ('pyarrow', 'fsspec.core', 'torchvision.datasets', 'datasets', 'sklearn') "
+        "if name in sys.modules and name not in before])"
+    )
+    code = "import sys, torch\nbefore = set(sys.modules)\n" + code
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,85 @@
+"""Slices, shots and the matching of classes mean the same for every source."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitkit.data.source import Files, Source, match_classes, take
+from vitkit.data.spec import parse_spec
+from vitkit.errors import InputError
+
+
+def files(labels: np.ndarray, names: tuple[str, ...]) -> Files:
+    return Files("x", "train", names, labels, [f"{index}.png" for index in range(len(labels))])
+
+
+@given(st.integers(0, 5), st.integers(1, 3))
+def test_shots_follow_big_visions_rule(seed: int, shots: int) -> None:
+    """PAPERS.md 1.7, step 2: one generator of the seed; for each class the first k of a permutation of its indices."""
+    labels = np.random.default_rng(9).permutation(np.repeat(np.arange(4), 5))
+    source = take(files(labels, tuple("abcd")), parse_spec(f"x:train[{shots}shot,seed={seed}]"))
+    generator = np.random.default_rng(seed)
+    expected = [index for c in range(4) for index in generator.permutation(np.where(labels == c)[0])[:shots]]
+    assert [source.where(index) for index in range(len(source))] == [f"{index}.png" for index in expected]
+    assert source.labels.tolist() == np.repeat(np.arange(4), shots).tolist()
+
+
+def test_too_few_images_for_the_shots_is_an_error() -> None:
+    source = files(np.array([0, 0, 1]), ("a", "b"))
+    with pytest.raises(InputError, match="2shot: class 'b' has only 1 images"):
+        take(source, parse_spec("x[2shot]"))
+
+
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(0, 30))
+def test_slices_are_pythons(length: int, start: int, stop: int) -> None:
+    source = files(np.zeros(length, np.int64), ("a",))
+    expected = list(range(length))[start:stop]
+    spec = parse_spec(f"x[{start}:{stop}]")
+    if expected:
+        assert [take(source, spec).read(index) for index in range(len(expected))] == [
+            f"{index}.png" for index in expected
+        ]
+    else:
+        with pytest.raises(InputError, match="leaves none"):
+            take(source, spec)
+
+
+def test_percent_slices_share_all_images_and_tell_lost_classes() -> None:
+    source = files(np.repeat([0, 1], 50), ("a", "b"))
+    head, tail = take(source, parse_spec("x[:98%]")), take(source, parse_spec("x[98%:]"))
+    assert (len(head), len(tail)) == (98, 2)
+    assert head.notes == ()
+    assert tail.notes == ("'x[98%:]' leaves no image of 1 of the 2 classes",)
+
+
+@given(st.permutations("abcd"), st.booleans())
+def test_labels_are_matched_by_name(order: list[str], several: bool) -> None:
+    labels = np.eye(4, dtype=bool)[[3, 0, 1, 1, 2]] if several else np.array([3, 0, 1, 1, 2])
+    matched = match_classes(files(labels, tuple("abcd")), [*order, "more"])
+    assert matched.class_names == (*order, "more")
+    if several:
+        assert [[matched.class_names[c] for c in np.flatnonzero(row)] for row in matched.labels] == [
+            *map(list, "dabbc")
+        ]
+    else:
+        assert [matched.class_names[label] for label in matched.labels] == list("dabbc")
+    assert matched.notes == ("x: no image of 1 of the 5 classes",)
+
+
+def test_a_class_without_a_match_is_an_error_only_where_it_has_images() -> None:
+    labels = np.array([0, 1])
+    assert match_classes(files(labels, ("cat", "dog", "fish")), ["dog", "cat"]).labels.tolist() == [1, 0]
+    with pytest.raises(InputError) as error:
+        match_classes(files(labels, ("cat", "dgo")), ["cat", "dog"])
+    assert str(error.value) == (
+        "x has class 'dgo', which is none of the 2 expected; did you mean 'dog'? classes are matched by name: cat, dog"
+    )
+    with pytest.raises(InputError, match="two classes are named 'cat'"):
+        match_classes(files(labels, ("cat", "dog")), ["cat", "cat"])
+
+
+def test_a_source_without_notes_has_none() -> None:
+    assert Source.notes == ()

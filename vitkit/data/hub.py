@@ -1,0 +1,76 @@
+"""Data sets of the Hugging Face hub, through its `datasets` library; code from the hub is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vitkit.data.labels import Label, clean, name_classes, number_labels, say_classes
+from vitkit.data.parquet import IMAGES, LABELS
+from vitkit.data.source import Picture, Source
+from vitkit.data.spec import DataSpec
+from vitkit.data.splits import WORDS, Default, choose_split
+from vitkit.errors import InputError
+
+PREFIX = "hf-hub:"
+
+
+class Hub(Source):
+    """Images of a data set of the `datasets` library, which maps its files into memory."""
+
+    def __init__(self, name: str, split: str, data: Any, column: str) -> None:
+        self.name, self.split, self.data, self.column = name, split, data, column
+
+    def read(self, index: int) -> Picture:
+        image = self.data[index][self.column]
+        picture = image.get("bytes") or image.get("path")
+        if not picture:
+            raise InputError(f"{self.where(index)} has no image")
+        return picture
+
+
+def open_hub(spec: DataSpec, default: Default) -> Source:
+    """Return a data set of the hub, named hf-hub:ORG/NAME."""
+    name, repository = spec.source, spec.source.removeprefix(PREFIX)
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise InputError(f"{name!r} names no data set of the hub; expected {PREFIX}ORG/NAME")
+    try:
+        import datasets
+    except ImportError:
+        raise InputError('hub data sets need the datasets library: pip install "vitkit[hub]"') from None
+    found: list[str] = _ask(name, lambda: datasets.get_dataset_split_names(repository))
+    theirs = {WORDS.get(split, split): split for split in found}
+    split, notes = choose_split(list(theirs), spec.split, default, name)
+    wanted = "+".join(theirs.values()) if split == "all" else theirs[split]
+    data = _ask(name, lambda: datasets.load_dataset(repository, split=wanted))
+    image, label = _column(data, IMAGES, name), _column(data, LABELS, name)
+    data = _ask(name, lambda: data.cast_column(image, datasets.Image(decode=False)))
+    source = Hub(name, split, data, image)
+    values: list[Label] = [clean(v) if isinstance(v, str) else v for v in data[label][:]]
+    names = getattr(data.features[label], "names", None)
+    source.class_names = tuple(map(clean, names)) if names else name_classes(values)
+    source.labels = number_labels(
+        values, source.class_names, lambda index: f"{name}:{split}, image {index},", name
+    )
+    source.notes = (
+        *notes,
+        say_classes(name, source.class_names, "as on the hub" if names else "sorted by name"),
+    )
+    return source
+
+
+def _column(data: Any, names: tuple[str, ...], name: str) -> str:
+    for column in names:
+        if column in data.features:
+            return column
+    raise InputError(
+        f"{name} has columns {', '.join(data.features)}; expected one named {' or '.join(names)}"
+    )
+
+
+def _ask(name: str, request: Callable[[], Any]) -> Any:
+    try:
+        return request()
+    except Exception as error:  # no network, no such data set, no right to it, a broken file
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise InputError(f"cannot open {name}: {reason}") from error

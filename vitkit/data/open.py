@@ -1,0 +1,127 @@
+"""The one door to data: a DATA string becomes a source of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vitkit.data.files import find_files, is_url, without_query
+from vitkit.data.images import EXTENSIONS
+from vitkit.data.source import Source, match_classes, take
+from vitkit.data.spec import DataSpec, parse_spec
+from vitkit.data.splits import Default, choose_split
+from vitkit.data.vision import DATA_SETS
+from vitkit.errors import InputError, did_you_mean
+
+BUILT_IN = ("digits", "shapes")
+# Items that only some sources read.
+ITEMS = {"label": ("shapes",), "size": ("shapes",), "root": DATA_SETS, "download": DATA_SETS}
+
+
+def open_data(spec: str | DataSpec, *, default: Default, classes: Sequence[str] | None = None) -> Source:
+    """Return the images that a DATA string names.
+
+    default: which split a spec without one means: train, or for measuring test, else val.
+    classes: names of classes in the order that labels shall follow, such as a trained model's.
+    """
+    if isinstance(spec, str):
+        spec = parse_spec(spec)
+    _check_items(spec)
+    source = take(_open(spec, default, classes), spec)
+    return source if classes is None else match_classes(source, classes)
+
+
+def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> Source:
+    if spec.source == "pipe" or spec.source.startswith("pipe:"):
+        raise InputError("pipe: runs a shell command and is refused; give the files or their URL")
+    if spec.source.startswith("hf-hub:"):
+        from vitkit.data.hub import open_hub
+
+        return open_hub(spec, default)
+    if spec.is_path:
+        return _open_files(spec, default, classes)
+    if spec.source in BUILT_IN:
+        return _open_built_in(spec, default)
+    if spec.source in DATA_SETS:
+        from vitkit.data.vision import open_vision
+
+        return open_vision(spec, default)
+    raise _unknown(spec.source)
+
+
+def _open_files(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> Source:
+    files = find_files(spec.source)
+    suffixes = {os.path.splitext(without_query(file))[1].lower() for file in files}
+    if len(suffixes) > 1:
+        raise InputError(
+            f"{spec.source} names files of several kinds, {', '.join(sorted(suffixes))}: name one kind"
+        )
+    [suffix] = suffixes
+    if suffix == ".tar":
+        from vitkit.data.shards import open_shards
+
+        return open_shards(files, spec, default, classes)
+    if is_url(spec.source):
+        raise InputError(f"{spec.source}: only tar shards are read through URLs; copy other data here first")
+    if os.path.isdir(files[0]):
+        from vitkit.data.folder import open_folder
+
+        return open_folder(files[0], spec, default, classes)
+    if suffix == ".parquet":
+        from vitkit.data.parquet import open_parquet
+
+        return open_parquet(files, spec, default)
+    if suffix == ".csv" and len(files) == 1:
+        from vitkit.data.table import open_table
+
+        return open_table(files[0], spec, default)
+    if suffix in (".gz", ".tgz", ".zip", ".bz2", ".xz"):
+        raise InputError(f"{files[0]} is compressed, and nothing is unpacked here: unpack it first")
+    kind = "an image" if suffix in EXTENSIONS else f"a file of kind {suffix or 'unknown'}"
+    raise InputError(
+        f"{files[0]} is {kind}; data is a folder of class folders, one .csv, .parquet or .tar files"
+    )
+
+
+def _open_built_in(spec: DataSpec, default: Default) -> Source:
+    source: Source
+    if spec.source == "digits":
+        from vitkit.data import digits
+
+        split, notes = choose_split(_names(digits.SPLITS), spec.split, default, "digits")
+        source = digits.Digits(split)
+    else:
+        from vitkit.data import shapes
+
+        split, notes = choose_split(_names(shapes.SPLITS), spec.split, default, "shapes")
+        given: dict[str, Any] = {"label": spec.label, "size": spec.size}
+        source = shapes.Shapes(split, **{name: value for name, value in given.items() if value is not None})
+    source.notes = (*source.notes, *notes)
+    return source
+
+
+def _names(splits: Iterable[str]) -> list[str]:
+    return [name for name in splits if name != "all"]
+
+
+def _check_items(spec: DataSpec) -> None:
+    for item, sources in ITEMS.items():
+        if getattr(spec, item) not in (None, False) and spec.source not in sources:
+            whose = "torchvision's data sets" if sources is DATA_SETS else " and ".join(sources)
+            raise InputError(f"data spec '{spec}': {item}= is an item of {whose} only")
+    if spec.seed and spec.shots is None:
+        raise InputError(
+            f"data spec '{spec}': seed= chooses shots, and there are none: add 5shot, or leave it out"
+        )
+
+
+def _unknown(name: str) -> InputError:
+    if os.path.exists(name):
+        return InputError(f"unknown data source {name!r}; a path starts with '.', '/' or '~': './{name}'")
+    names = (*BUILT_IN, *DATA_SETS)
+    hint = did_you_mean(name, names)
+    expected = (
+        f"; expected {', '.join(names)}, hf-hub:ORG/NAME, a URL, or a path, which starts with '.', '/' or '~'"
+    )
+    return InputError(f"unknown data source {name!r}{hint}" + ("" if hint else expected))

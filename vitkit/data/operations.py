@@ -1,0 +1,645 @@
+"""Image operations on uint8 batches, each image with its own amount, equal to what Pillow does to one image."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.data.draws import Draw
+from vitkit.errors import InputError
+
+Interpolation = Literal["nearest", "bilinear", "bicubic"]
+Amounts = np.ndarray | Tensor | Sequence[float]
+Fill = int | tuple[int, ...]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Pixels that a CPU works on at a time: their float or index copies stay in the cache.
+CHUNK = 2**20
+# Sums of weights fall short of a whole number by the rounding of float32; Pillow's, in float64, don't.
+EPSILON = 1e-3
+
+
+def invert(images: Tensor, amounts: Amounts = ()) -> Tensor:
+    """Return the negatives; there is no amount."""
+    return ~images
+
+
+def posterize(images: Tensor, amounts: Amounts) -> Tensor:
+    """Keep the highest bits of each value: 0 gives black, 8 the image itself."""
+    dropped = 8 - _column(amounts, images, torch.int16).clamp(0, 8)
+    return images & (255 << dropped).to(torch.uint8)
+
+
+def solarize(images: Tensor, amounts: Amounts) -> Tensor:
+    """Invert the values that reach a threshold: 0 inverts all, 256 none."""
+    threshold = _column(amounts, images).ceil().clamp_(0, 256).to(torch.int16)
+    return images ^ _negative(threshold - 1 - images.to(torch.int16))
+
+
+def solarize_add(images: Tensor, amounts: Amounts) -> Tensor:
+    """Add to the values below 128."""
+    addition = _column(amounts, images).clamp(0, 255).to(torch.uint8)
+    is_dark = (images >> 7) - 1  # 255 below 128, else 0
+    return images + (torch.minimum(addition, ~images) & is_dark)
+
+
+def brightness(images: Tensor, amounts: Amounts) -> Tensor:
+    """Multiply by a factor: 0 gives black, 1 the image itself."""
+    return _to_bytes(images.float().mul_(_column(amounts, images)))
+
+
+def contrast(images: Tensor, amounts: Amounts) -> Tensor:
+    """Scale the distance from the image's mean grey: 0 gives that grey, 1 the image itself."""
+    total = _grey(images).to(torch.int32).sum(dim=(1, 2, 3), keepdim=True)
+    mean = total.double().div_(images.shape[-2] * images.shape[-1]).add_(0.5).floor_().float()
+    return _blend(mean, images.float(), _column(amounts, images))
+
+
+def color(images: Tensor, amounts: Amounts) -> Tensor:
+    """Scale the distance of each pixel from its grey: 0 gives a grey image, 1 the image itself."""
+    return _blend(_grey(images), images.float(), _column(amounts, images))
+
+
+def sharpness(images: Tensor, amounts: Amounts) -> Tensor:
+    """Scale the distance from the smoothed image: 0 smooths, 1 gives the image itself; the border stays."""
+    values = images.to(torch.int16)
+    middle = values[:, :, 1:-1, 1:-1]
+    sums = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
+    sums = sums[..., :-2] + sums[..., 1:-1] + sums[..., 2:]  # (batch, channels, height - 2, width - 2)
+    smooth = sums.add_(middle, alpha=4).float().mul_(1 / 13).add_(0.5).floor_()
+    result = images.clone()
+    result[:, :, 1:-1, 1:-1] = _blend(smooth, middle.float(), _column(amounts, images))
+    return result
+
+
+def hue(images: Tensor, amounts: Amounts) -> Tensor:
+    """Turn the hue by a share of the colour circle, -0.5 to 0.5; grey images stay."""
+    if images.shape[1] == 1:
+        return images
+    _check_colours(images)
+    values = images.float()
+    red, green, blue = values.unbind(1)
+    high = values.amax(dim=1)
+    chroma = high - values.amin(dim=1)
+    scale = chroma.clamp(min=1)
+    sector = torch.where(high == green, (blue - red) / scale + 2, (red - green) / scale + 4)
+    sector = torch.where(high == red, (green - blue) / scale, sector)  # the hue, from 0 to 6
+    turned = sector + 6 * _column(amounts, images).view(-1, 1, 1)
+    place = (turned[:, None] + torch.tensor([5, 3, 1], device=images.device).view(3, 1, 1)).remainder_(6)
+    share = torch.minimum(place, 4 - place).clamp_(0, 1)
+    return _to_bytes(high[:, None] - chroma[:, None] * share + 0.5)
+
+
+def autocontrast(images: Tensor, amounts: Amounts = ()) -> Tensor:
+    """Stretch each channel from its lowest and highest value to 0 and 255; there is no amount."""
+    low, high = images.amin(dim=(2, 3)).double()[..., None], images.amax(dim=(2, 3)).double()[..., None]
+    levels = torch.arange(256, device=images.device, dtype=torch.float64)
+    scale = torch.full_like(low, 255).div_((high - low).clamp_(min=1))  # 255 / tensor would round twice
+    tables = torch.where(high > low, levels * scale + -low * scale, levels)
+    return _look_up(images, _to_bytes(tables))
+
+
+def equalize(images: Tensor, amounts: Amounts = ()) -> Tensor:
+    """Flatten the histogram of each channel; there is no amount."""
+    counts = _histograms(images)  # (batch, channels, 256)
+    highest = images.amax(dim=(2, 3)).long()[..., None]
+    step = (images.shape[-2] * images.shape[-1] - counts.gather(2, highest)) // 255
+    below = counts.cumsum(dim=2) - counts
+    levels = torch.arange(256, device=images.device)
+    tables = ((below + step // 2) // step.clamp(min=1)).clamp_(max=255)
+    return _look_up(images, torch.where(step > 0, tables, levels).to(torch.uint8))
+
+
+def mirror(images: Tensor, amounts: Amounts = ()) -> Tensor:
+    """Swap left and right; there is no amount."""
+    return images.flip(3)
+
+
+def cutout(images: Tensor, amounts: Amounts, fill: Fill = 0) -> Tensor:
+    """Fill one box (top, left, bottom, right) of each image, given as (batch, 4)."""
+    return _paint(images, _tensor(amounts, images).view(-1, 4), _fill(fill, images))
+
+
+def rotate(
+    images: Tensor, amounts: Amounts, fill: Fill = 0, interpolation: Interpolation = "nearest"
+) -> Tensor:
+    """Turn counter-clockwise by degrees about the centre."""
+    return _one("Rotate", images, amounts, fill, interpolation)
+
+
+def shear_x(
+    images: Tensor, amounts: Amounts, fill: Fill = 0, interpolation: Interpolation = "nearest"
+) -> Tensor:
+    """Move each row left by the amount times its distance from the top."""
+    return _one("ShearX", images, amounts, fill, interpolation)
+
+
+def shear_y(
+    images: Tensor, amounts: Amounts, fill: Fill = 0, interpolation: Interpolation = "nearest"
+) -> Tensor:
+    """Move each column up by the amount times its distance from the left."""
+    return _one("ShearY", images, amounts, fill, interpolation)
+
+
+def translate_x(
+    images: Tensor, amounts: Amounts, fill: Fill = 0, interpolation: Interpolation = "nearest"
+) -> Tensor:
+    """Move left by pixels."""
+    return _one("TranslateX", images, amounts, fill, interpolation)
+
+
+def translate_y(
+    images: Tensor, amounts: Amounts, fill: Fill = 0, interpolation: Interpolation = "nearest"
+) -> Tensor:
+    """Move up by pixels."""
+    return _one("TranslateY", images, amounts, fill, interpolation)
+
+
+OPERATIONS: dict[str, Callable[..., Tensor]] = {
+    "AutoContrast": autocontrast,
+    "Equalize": equalize,
+    "Invert": invert,
+    "Rotate": rotate,
+    "Posterize": posterize,
+    "Solarize": solarize,
+    "SolarizeAdd": solarize_add,
+    "Color": color,
+    "Contrast": contrast,
+    "Brightness": brightness,
+    "Sharpness": sharpness,
+    "ShearX": shear_x,
+    "ShearY": shear_y,
+    "TranslateX": translate_x,
+    "TranslateY": translate_y,
+    "Cutout": cutout,
+    "Hue": hue,
+    "Mirror": mirror,
+}
+
+
+def _matrices(a: object, b: object, c: object, d: object, e: object, f: object) -> np.ndarray:
+    """Stack Pillow's six numbers: the output pixel (x, y) shows the input at (ax + by + c, dx + ey + f)."""
+    return np.stack(np.broadcast_arrays(*(np.asarray(item, np.float64) for item in (a, b, c, d, e, f))), axis=1)
+
+
+def _rotations(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
+    cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    x, y = width / 2, height / 2
+    return _matrices(cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y)
+
+
+# Operations that move pixels: amounts, height and width -> matrices (images, 6).
+MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
+    "Rotate": _rotations,
+    "ShearX": lambda amounts, height, width: _matrices(1, amounts, 0, 0, 1, 0),
+    "ShearY": lambda amounts, height, width: _matrices(1, 0, 0, amounts, 1, 0),
+    "TranslateX": lambda amounts, height, width: _matrices(1, 0, amounts, 0, 1, 0),
+    "TranslateY": lambda amounts, height, width: _matrices(1, 0, 0, 0, 1, amounts),
+}
+
+
+class Part(NamedTuple):
+    """One operation for some images of a batch."""
+
+    name: str
+    rows: np.ndarray
+    "Which images: int64 (images,)."
+    amounts: np.ndarray
+    "(images,), or (images, 4) boxes for Cutout."
+    interpolation: Interpolation = "nearest"
+
+
+class _Job(NamedTuple):
+    """What runs on the device: a function of images and arrays with a row for each."""
+
+    run: Callable[..., Tensor]
+    rows: np.ndarray
+    arrays: tuple[np.ndarray, ...]
+    weight: int = 1
+    "How much more memory it needs than others."
+
+
+def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
+    """Return the images with each part's operation done to its rows; a row may be in one part, or in none."""
+    if images.ndim != 4 or images.dtype != torch.uint8:
+        raise InputError(
+            f"augmentation takes uint8 images (batch, channels, height, width), "
+            f"not {str(images.dtype).removeprefix('torch.')} {tuple(images.shape)}"
+        )
+    height, width = images.shape[-2:]
+    jobs = [
+        _Job(functools.partial(_direct, part.name), part.rows, (part.amounts.astype(np.float32),))
+        for part in parts
+        if part.name not in MATRICES and len(part.rows)
+    ]
+    moved = [part for part in parts if part.name in MATRICES and len(part.rows)]
+    if moved:
+        rows = np.concatenate([part.rows for part in moved])
+        matrices = np.concatenate([MATRICES[part.name](part.amounts, height, width) for part in moved])
+        taps = np.concatenate([np.full(len(part.rows), _TAPS[part.interpolation]) for part in moved])
+        jobs += _sampling(rows, matrices, taps, height, width)
+    if not jobs:
+        return images
+    rest = np.setdiff1d(np.arange(len(images)), np.concatenate([job.rows for job in jobs]))
+    order = np.concatenate([*(job.rows for job in jobs), rest])
+    assert len(order) == len(images), "an image is in two parts"
+    channels = np.array(_per_channel(fill, images.shape[1])).astype(np.uint8)
+    sent = send(images.device, channels, order, np.argsort(order), *(a for job in jobs for a in job.arrays))
+    colour, arrays = sent[0].view(1, -1, 1, 1), iter(sent[3:])
+    sorted_images = images.contiguous().index_select(0, sent[1])
+    room = CHUNK // max(1, images[0].numel())
+    pieces, start = [], 0
+    for job in jobs:
+        inputs = (sorted_images[start : start + len(job.rows)], *(next(arrays) for _ in job.arrays))
+        size = len(images) if images.is_cuda else max(1, room // job.weight)
+        for chunk in zip(*(item.split(size) for item in inputs), strict=True):
+            pieces.append(job.run(*chunk, fill=colour))
+        start += len(job.rows)
+    return torch.cat([*pieces, sorted_images[start:]]).index_select(0, sent[2])
+
+
+def send(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    """Move arrays to a device: to a GPU in one copy, which doesn't wait for it."""
+    if device.type == "cpu":
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+    ends = np.cumsum([-(-array.nbytes // 16) * 16 for array in arrays])  # each starts at a multiple of 16 bytes
+    buffer = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    starts = [0, *ends[:-1].tolist()]
+    for start, array in zip(starts, arrays, strict=True):
+        buffer.numpy()[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    moved = buffer.to(device, non_blocking=True)
+    return [
+        moved[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        for start, array in zip(starts, arrays, strict=True)
+    ]
+
+
+def flip(images: Tensor, draw: Draw, probability: float = 0.5) -> Tensor:
+    """Swap left and right of some images."""
+    rows = np.flatnonzero(draw.uniform("flip")[:, 0] < probability)
+    return apply(images, [Part("Mirror", rows, np.zeros(len(rows)))])
+
+
+def pad_crop(images: Tensor, draw: Draw, padding: int = 4, mode: Literal["zero", "reflect"] = "zero") -> Tensor:
+    """Pad each side, and cut out the old size at a random place."""
+    places = np.floor(draw.uniform("place", 2) * (2 * padding + 1)).astype(np.int64)
+    return crop_padded(images, places[:, 0], places[:, 1], padding, mode)
+
+
+def crop_padded(
+    images: Tensor, top: np.ndarray, left: np.ndarray, padding: int, mode: Literal["zero", "reflect"]
+) -> Tensor:
+    """Pad each side, and cut out the old size at these places of the padded images."""
+    batch, channels, height, width = images.shape
+    rows = np.arange(height) + top[:, None] - padding  # (batch, height)
+    columns = np.arange(width) + left[:, None] - padding
+    if mode == "reflect":
+        if padding >= min(height, width):
+            raise InputError(f"pad_crop: a reflection of {padding} pixels needs larger images than {height}x{width}")
+        rows = height - 1 - abs(height - 1 - abs(rows))
+        columns = width - 1 - abs(width - 1 - abs(columns))
+        source, wide = images.contiguous(), width
+    else:
+        rows, columns = np.clip(rows + 1, 0, height + 1), np.clip(columns + 1, 0, width + 1)
+        source, wide = F.pad(images, (1, 1, 1, 1)), width + 2
+    row, column = send(images.device, rows * wide, columns)
+    index = (row[:, :, None] + column[:, None, :]).view(batch, 1, -1).expand(-1, channels, -1)
+    return source.view(batch, channels, -1).gather(2, index).view(images.shape)
+
+
+def color_jitter(
+    images: Tensor,
+    draw: Draw,
+    brightness: float = 0.0,
+    contrast: float = 0.0,
+    saturation: float = 0.0,
+    hue: float = 0.0,
+) -> Tensor:
+    """Change brightness, contrast, saturation and hue by random factors, in an order of each image's own."""
+    names = ("Brightness", "Contrast", "Color", "Hue")
+    spreads = np.array([brightness, contrast, saturation, hue])
+    if (spreads < 0).any() or hue > 0.5:
+        raise InputError(f"color_jitter: {spreads.tolist()} must be 0 or more, and hue 0.5 at most")
+    low, high = np.maximum(1 - spreads, 0), 1 + spreads
+    low[3], high[3] = -hue, hue
+    factors = low + (high - low) * draw.uniform("factor", 4)
+    order = np.argsort(draw.uniform("order", 4), axis=1)
+    for turn in range(4):
+        rows = [np.flatnonzero(order[:, turn] == number) for number in range(4)]
+        parts = [Part(name, rows[i], factors[rows[i], i]) for i, name in enumerate(names) if spreads[i] > 0]
+        images = apply(images, parts)
+    return images
+
+
+def erase(
+    images: Tensor,
+    draw: Draw,
+    probability: float = 0.25,
+    mode: Literal["pixel", "const"] = "pixel",
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
+) -> Tensor:
+    """Fill a random box of some images with normal noise of the data's mean and deviation, or with the mean."""
+    height, width = images.shape[-2:]
+    rows = np.flatnonzero(draw.uniform("whether")[:, 0] < probability)
+    boxes, found = erase_boxes(draw.uniform("box", 4 * ERASE_TRIES)[rows], height, width)
+    rows, boxes = rows[found], boxes[found]
+    means = np.array(_per_channel(mean, images.shape[1]))
+    if mode == "const":
+        return apply(images, [Part("Cutout", rows, boxes)], tuple(np.rint(255 * means).astype(int).tolist()))
+    if not len(rows):
+        return images
+    deviations = np.array(_per_channel(std, images.shape[1]))
+    levels = np.rint(255 * (means[:, None] + deviations[:, None] * _normal_quantiles()))
+    words = (draw.uniform("noise")[rows, 0] * 2.0**32).astype(np.int64)
+    place, box, tables, seeds = send(
+        images.device, rows, boxes, np.clip(levels, 0, 255).astype(np.uint8), words
+    )
+    chosen = images.index_select(0, place)
+    result = images.clone()
+    result[place] = _paint(chosen, box, _noise(chosen.shape, seeds, tables))
+    return result
+
+
+ERASE_TRIES = 10
+ERASE_AREA = (0.02, 1 / 3)
+ERASE_RATIO = 0.3
+
+
+def erase_boxes(random: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return boxes (images, 4) by timm's rule, the first try that fits, and for which images one did."""
+    random = random.reshape(-1, 4, ERASE_TRIES)
+    area = height * width * (ERASE_AREA[0] + (ERASE_AREA[1] - ERASE_AREA[0]) * random[:, 0])
+    ratio = np.exp(math.log(ERASE_RATIO) * (1 - 2 * random[:, 1]))
+    heights, widths = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+    fits = (heights < height) & (widths < width)
+    rows, first = np.arange(len(random)), fits.argmax(axis=1)
+    tall, wide = heights[rows, first], widths[rows, first]
+    top = np.floor(random[rows, 2, first] * (height - tall + 1))
+    left = np.floor(random[rows, 3, first] * (width - wide + 1))
+    return np.stack([top, left, top + tall, left + wide], axis=1).astype(np.float32), fits[rows, first]
+
+
+def normalize(
+    images: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return (value / 255 - mean) / std in float."""
+    shift, scale = (
+        torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1).to(images.device, non_blocking=True)
+        for values in ([255 * item for item in mean], [1 / (255 * item) for item in std])
+    )
+    return images.float().sub_(shift).mul_(scale).to(dtype)
+
+
+def _direct(name: str, images: Tensor, amounts: Tensor, fill: Tensor) -> Tensor:
+    if name == "Cutout":
+        return _paint(images, amounts, fill)
+    return OPERATIONS[name](images, amounts)
+
+
+def _one(name: str, images: Tensor, amounts: Amounts, fill: Fill, interpolation: Interpolation) -> Tensor:
+    amounts = amounts.cpu().numpy() if isinstance(amounts, Tensor) else np.asarray(amounts)
+    return apply(images, [Part(name, np.arange(len(images)), amounts, interpolation)], fill)
+
+
+def _tensor(amounts: Amounts, images: Tensor) -> Tensor:
+    return torch.as_tensor(amounts, dtype=torch.float32, device=images.device)
+
+
+def _column(amounts: Amounts, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the amounts as (batch, 1, 1, 1)."""
+    return _tensor(amounts, images).to(dtype).view(-1, 1, 1, 1)
+
+
+def _per_channel(values: float | tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Spread one value over the channels, or take the average of three for a grey image."""
+    if not isinstance(values, tuple):
+        return (values,) * channels
+    if channels == 1:
+        return (sum(values) / len(values),)
+    if len(values) != channels:
+        raise InputError(f"{values} has {len(values)} values, the images have {channels} channels")
+    return values
+
+
+def _fill(fill: Fill, images: Tensor) -> Tensor:
+    colour = np.array(_per_channel(fill, images.shape[1])).astype(np.uint8)
+    return torch.from_numpy(colour).view(1, -1, 1, 1).to(images.device)
+
+
+def _negative(values: Tensor) -> Tensor:
+    """Return 255 where int16 values are negative, else 0. Masks are bit operations: on bytes, torch's are many
+    times faster than its comparisons and `where`."""
+    return (values >> 15).to(torch.uint8)
+
+
+def _outside(place: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return 255 where a place isn't from low to high - 1, else 0; all int16."""
+    return _negative((place - low) | (high - 1 - place))
+
+
+def _to_bytes(values: Tensor) -> Tensor:
+    """Clip and cut off the fraction, as Pillow does; the step over int16 is vectorised, the direct cast isn't."""
+    return values.clamp_(0, 255).to(torch.int16).to(torch.uint8)
+
+
+def _blend(base: Tensor, values: Tensor, factor: Tensor) -> Tensor:
+    return _to_bytes(values.sub_(base).mul_(factor).add_(base))
+
+
+def _check_colours(images: Tensor) -> None:
+    if images.shape[1] not in (1, 3):
+        raise InputError(f"colour operations take 1 or 3 channels, not {images.shape[1]}")
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Return Pillow's conversion to grey: float (batch, 1, height, width) of whole numbers."""
+    _check_colours(images)
+    if images.shape[1] == 1:
+        return images.float()
+    red, green, blue = images.split(1, dim=1)
+    # Below 2**24, so exact in float32.
+    total = red.float().mul_(19595).add_(green.float(), alpha=38470).add_(blue.float(), alpha=7471)
+    return total.add_(32768).mul_(2.0**-16).floor_()
+
+
+def _look_up(images: Tensor, tables: Tensor) -> Tensor:
+    """Replace each value by its entry in the channel's table (batch, channels, 256)."""
+    batch, channels = images.shape[:2]
+    return tables.gather(2, images.view(batch, channels, -1).long()).view(images.shape)
+
+
+def _histograms(images: Tensor) -> Tensor:
+    """Count the values of each channel: int64 (batch, channels, 256)."""
+    batch, channels = images.shape[:2]
+    if not images.is_cuda:
+        first = torch.arange(0, batch * channels * 256, 256, dtype=torch.int32).view(batch, channels, 1, 1)
+        counts = torch.bincount((images.to(torch.int32) + first).view(-1), minlength=batch * channels * 256)
+        return counts.view(batch, channels, 256)
+    # On a GPU bincount waits for the device.
+    counts = torch.zeros(batch, channels, 256, dtype=torch.int64, device=images.device)
+    places = images.view(batch, channels, -1).long()
+    return counts.scatter_add_(2, places, torch.ones((), dtype=torch.int64, device=images.device).expand_as(places))
+
+
+def _paint(images: Tensor, boxes: Tensor, colour: Tensor) -> Tensor:
+    """Put a colour, or a picture of the same size, into a box (top, left, bottom, right) of each image."""
+    top, left, bottom, right = boxes.to(torch.int16)[:, :, None].unbind(1)  # each (batch, 1)
+    y, x = (torch.arange(size, device=images.device, dtype=torch.int16) for size in images.shape[-2:])
+    rows, columns = _outside(y, top, bottom), _outside(x, left, right)
+    return _fill_where(rows[:, None, :, None] | columns[:, None, None, :], colour, images)
+
+
+@functools.cache
+def _normal_quantiles() -> np.ndarray:
+    """The middles of 4096 equally likely intervals of the normal distribution."""
+    return torch.special.ndtri((torch.arange(4096, dtype=torch.float64) + 0.5) / 4096).numpy()
+
+
+def _noise(shape: torch.Size, seeds: Tensor, tables: Tensor) -> Tensor:
+    """Return random entries of each channel's table (channels, 4096): a hash of seed and pixel, the same anywhere."""
+    batch, channels, height, width = shape
+    low = 0xFFFFFFFF
+    words = (seeds[:, None] + torch.arange(height * width, device=seeds.device) * 0x9E3779B9) & low
+    words = ((words ^ (words >> 16)) * 0x7FEB352D) & low
+    words = ((words ^ (words >> 15)) * 0x846CA68B) & low
+    words = words ^ (words >> 16)  # (batch, pixels)
+    odd = torch.arange(channels, device=seeds.device) * 0x632BE5AA + 0x2545F491
+    places = ((words[:, None] * odd[:, None]) & low) >> 20  # (batch, channels, pixels)
+    return tables.expand(batch, -1, -1).gather(2, places).view(shape)
+
+
+_TAPS: dict[str, int] = {"nearest": 1, "bilinear": 2, "bicubic": 4}
+
+
+def _sampling(
+    rows: np.ndarray, matrices: np.ndarray, taps: np.ndarray, height: int, width: int
+) -> list[_Job]:
+    """Sort moves into jobs: nearest pixel; smooth along rows or columns alone, which is cheap; smooth in the plane."""
+    a, b, c, d, e, f = matrices.T
+    along_x = (taps > 1) & (a == 1) & (d == 0) & (e == 1) & (f == 0)
+    along_y = (taps > 1) & (a == 1) & (b == 0) & (c == 0) & (e == 1) & ~along_x
+    plane = ~along_x & ~along_y
+    jobs = []
+    if (some := taps == 1).any():
+        jobs.append(_Job(_nearest, rows[some], (_fixed_point(matrices[some]),)))
+    if along_x.any():
+        moves = b[along_x, None] * (np.arange(height) + 0.5) + c[along_x, None]
+        slide = functools.partial(_slide, axis=3)
+        jobs.append(_Job(slide, rows[along_x], _slide_arrays(moves, taps[along_x], width)))
+    if along_y.any():
+        moves = d[along_y, None] * (np.arange(width) + 0.5) + f[along_y, None]
+        slide = functools.partial(_slide, axis=2)
+        jobs.append(_Job(slide, rows[along_y], _slide_arrays(moves, taps[along_y], height)))
+    for count in (2, 4):
+        if (some := plane & (taps == count)).any():
+            smooth = functools.partial(_smooth, taps=count)
+            jobs.append(_Job(smooth, rows[some], (matrices[some].astype(np.float32),), weight=4))
+    return jobs
+
+
+def _fixed_point(matrices: np.ndarray) -> np.ndarray:
+    """Return the numbers for pixel corners in 1/65536, rounded as Pillow does, moved by one for the frame of fill."""
+    a, b, c, d, e, f = matrices.T
+    corners = np.stack([a, b, c + (a + b) / 2 + 1, d, e, f + (d + e) / 2 + 1], axis=1)
+    return np.floor(corners * 65536 + 0.5).astype(np.int32)
+
+
+def _nearest(images: Tensor, numbers: Tensor, fill: Tensor) -> Tensor:
+    """Show at each pixel the input pixel that its matrix names, or fill."""
+    batch, channels, height, width = images.shape
+    framed = fill.expand(batch, channels, height + 2, width + 2).contiguous()
+    framed[:, :, 1:-1, 1:-1] = images
+    a, b, c, d, e, f = numbers[:, :, None, None].unbind(1)  # each (batch, 1, 1)
+    x = torch.arange(width, device=images.device, dtype=torch.int32)
+    y = torch.arange(height, device=images.device, dtype=torch.int32)[:, None]
+    column = (a * x + (b * y + c)).bitwise_right_shift_(16).clamp_(0, width + 1)
+    row = (d * x + (e * y + f)).bitwise_right_shift_(16).clamp_(0, height + 1)
+    index = row.mul_(width + 2).add_(column).long().view(batch, 1, -1).expand(-1, channels, -1)
+    return framed.view(batch, channels, -1).gather(2, index).view(images.shape)
+
+
+def _slide_arrays(moves: np.ndarray, taps: np.ndarray, size: int) -> tuple[np.ndarray, ...]:
+    """Return for each line its first input pixel, four weights, and the first and last output pixel not filled."""
+    whole = np.floor(moves)
+    distance = moves - whole
+    none = np.zeros_like(distance)
+    linear, cubic = np.stack([none, *_linear(distance), none]), np.stack(_cubic(distance))
+    weights = np.where((taps == 2)[:, None], linear, cubic).swapaxes(0, 1)  # (images, 4, lines)
+    limits = np.ceil(np.stack([-0.5 - moves, size - 0.5 - moves], axis=1))  # (images, 2, lines)
+    return (
+        np.clip(whole - 1, -size - 3, size).astype(np.int64),
+        weights.astype(np.float32),
+        np.clip(limits, 0, size).astype(np.int16),
+    )
+
+
+def _slide(images: Tensor, first: Tensor, weights: Tensor, limits: Tensor, fill: Tensor, axis: int) -> Tensor:
+    """Move each row (axis 3) or column (axis 2) by a distance of its own, smoothly."""
+    size, line = images.shape[axis], (-1 if axis == 3 else -2)
+    steps = torch.arange(size + 3, device=images.device)
+    index = (first[:, None].unsqueeze(line) + (steps if axis == 3 else steps[:, None])).clamp_(0, size - 1)
+    values = images.gather(axis, index.expand(-1, images.shape[1], -1, -1)).float()
+    share = weights[:, :, None].unsqueeze(line)  # (batch, 4, 1, height, 1) or (batch, 4, 1, 1, width)
+    result = torch.addcmul(torch.full((), EPSILON, device=images.device), values.narrow(axis, 0, size), share[:, 0])
+    for tap in range(1, 4):
+        result.addcmul_(values.narrow(axis, tap, size), share[:, tap])
+    low, high = limits[:, :, None].unsqueeze(line).unbind(1)
+    place = (steps[:size] if axis == 3 else steps[:size, None]).to(torch.int16)
+    return _fill_where(_outside(place, low, high), _to_bytes(result), fill)
+
+
+def _smooth(images: Tensor, matrices: Tensor, fill: Tensor, taps: int) -> Tensor:
+    """Show at each pixel the weighted input around the place that its matrix names, or fill."""
+    batch, channels, height, width = images.shape
+    a, b, c, d, e, f = matrices[:, :, None, None].unbind(1)  # each (batch, 1, 1)
+    x = torch.arange(width, device=images.device) + 0.5
+    y = (torch.arange(height, device=images.device) + 0.5)[:, None]
+    column, row = a * x + (b * y + c), d * x + (e * y + f)  # (batch, height, width)
+    outside = _outside_plane(column, width) | _outside_plane(row, height)
+    column, row = column.sub_(0.5).clamp_(-1, width - 0.5), row.sub_(0.5).clamp_(-1, height - 0.5)
+    left, above = column.floor(), row.floor()
+    framed = F.pad(images.float(), (2, 2, 2, 2), mode="replicate").view(batch, channels, -1)
+    wide, reach = width + 4, taps // 2 - 1
+    index = ((above.long() + 2 - reach) * wide + (left.long() + 2 - reach)).view(batch, 1, -1)
+    index = index.expand(-1, channels, -1)
+    last = (taps - 1) * (wide + 1)
+    kernel = _linear if taps == 2 else _cubic
+    across, down = kernel(column - left), kernel(row - above)
+    result = torch.full(images.shape, EPSILON, device=images.device)
+    for j in range(taps):
+        line = torch.zeros_like(result)
+        for i in range(taps):
+            shift = j * wide + i
+            shifted = framed[:, :, shift : framed.shape[2] - last + shift]
+            line.addcmul_(shifted.gather(2, index).view(images.shape), across[i][:, None])
+        result.addcmul_(line, down[j][:, None])
+    return _fill_where(outside[:, None], _to_bytes(result), fill)
+
+
+def _outside_plane(place: Tensor, size: int) -> Tensor:
+    pixel = place.floor().clamp_(-1, size).to(torch.int16)
+    return _negative(pixel | (size - 1 - pixel))
+
+
+def _linear(distance: Any) -> list[Any]:
+    """Return the weights of the pixels before and after a place."""
+    return [1 - distance, distance]
+
+
+def _cubic(distance: Any) -> list[Any]:
+    """Return the weights of the two pixels before and the two after: Keys' kernel with a = -1, which is Pillow's."""
+    square, cube = distance**2, distance**3
+    return [2 * square - cube - distance, cube - 2 * square + 1, square + distance - cube, cube - square]
+
+
+def _fill_where(mask: Tensor, images: Tensor, others: Tensor) -> Tensor:
+    """Return others where the mask is 255, and images where it is 0."""
+    return images ^ ((images ^ others) & mask)

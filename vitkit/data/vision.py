@@ -1,0 +1,223 @@
+"""torchvision's data sets by name: one table says what each is called there and how its images are found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitkit.data.cache import cache_folder
+from vitkit.data.labels import say_classes
+from vitkit.data.source import Files, Picture, Source
+from vitkit.data.spec import DataSpec
+from vitkit.data.splits import MADE, Default, choose_split, make_split
+from vitkit.errors import InputError
+
+
+class Content(NamedTuple):
+    """What torchvision's object holds: files, or pixels uint8 (images, height, width, channels)."""
+
+    images: list[str] | np.ndarray
+    labels: Any
+    class_names: tuple[str, ...]
+
+
+def _pixels(data: Any) -> Content:
+    return Content(data.data, data.targets, tuple(data.classes))
+
+
+def _grey(data: Any) -> Content:
+    images = np.repeat(data.data.numpy()[..., None], 3, axis=-1)
+    return Content(images, data.targets.numpy(), tuple(data.classes))
+
+
+def _planes(data: Any) -> Content:
+    names = getattr(data, "classes", "0123456789")  # SVHN names none
+    return Content(np.ascontiguousarray(data.data.transpose(0, 2, 3, 1)), data.labels, tuple(names))
+
+
+def _files(data: Any) -> Content:
+    return Content([os.fspath(path) for path in data._image_files], data._labels, tuple(data.classes))
+
+
+def _sorted_files(data: Any) -> Content:
+    """The order of SUN397's files is the file system's."""
+    files = sorted(zip(map(os.fspath, data._image_files), data._labels, strict=True))
+    return Content([path for path, _ in files], [label for _, label in files], tuple(data.classes))
+
+
+def _pets(data: Any) -> Content:
+    return Content([os.fspath(path) for path in data._images], data._labels, tuple(data.classes))
+
+
+def _samples(data: Any) -> Content:
+    names = getattr(data, "wnids", data.classes)  # ImageNet's own names are not unique, its WordNet ids are
+    return Content([path for path, _ in data.samples], [label for _, label in data.samples], tuple(names))
+
+
+def _signs(data: Any) -> Content:
+    names = tuple(map(str, range(43)))
+    return Content([path for path, _ in data._samples], [label for _, label in data._samples], names)
+
+
+def _caltech(data: Any) -> Content:
+    folder = Path(data.root, "101_ObjectCategories")
+    numbers = zip(data.y, data.index, strict=True)
+    paths = [str(folder / data.categories[label] / f"image_{number:04d}.jpg") for label, number in numbers]
+    return Content(paths, data.y, tuple(data.categories))
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A row of the table."""
+
+    kind: str
+    "Its class in torchvision.datasets."
+    splits: dict[str, dict[str, Any]]
+    "Our name of each split -> torchvision's arguments; none where torchvision has no splits, and one is made."
+    size: str
+    "What a download takes; empty where torchvision can't."
+    content: Callable[[Any], Content] | None
+    "Where its object keeps images, labels and names; None for PCAM, which is read from its HDF5 files."
+
+
+_TRAIN_TEST = {"train": {"split": "train"}, "test": {"split": "test"}}
+_THREE = {"train": {"split": "train"}, "val": {"split": "val"}, "test": {"split": "test"}}
+_FLAG = {"train": {"train": True}, "test": {"train": False}}
+
+DATA_SETS: dict[str, DataSet] = {
+    "aircraft": DataSet("FGVCAircraft", {**_THREE, "trainval": {"split": "trainval"}}, "2.8 GB", _files),
+    "caltech101": DataSet("Caltech101", {}, "140 MB", _caltech),
+    "cifar10": DataSet("CIFAR10", _FLAG, "170 MB", _pixels),
+    "cifar100": DataSet("CIFAR100", _FLAG, "170 MB", _pixels),
+    "dtd": DataSet("DTD", _THREE, "600 MB", _files),
+    "eurosat": DataSet("EuroSAT", {}, "90 MB", _samples),
+    "fashion_mnist": DataSet("FashionMNIST", _FLAG, "30 MB", _grey),
+    "flowers102": DataSet("Flowers102", _THREE, "350 MB", _files),
+    "food101": DataSet("Food101", _TRAIN_TEST, "5 GB", _files),
+    "gtsrb": DataSet("GTSRB", _TRAIN_TEST, "280 MB", _signs),
+    "imagenet": DataSet("ImageNet", {"train": {"split": "train"}, "val": {"split": "val"}}, "", _samples),
+    "mnist": DataSet("MNIST", _FLAG, "12 MB", _grey),
+    "pcam": DataSet("PCAM", _THREE, "7 GB", None),
+    "pets": DataSet(
+        "OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, "800 MB", _pets
+    ),
+    "stl10": DataSet("STL10", _TRAIN_TEST, "2.6 GB", _planes),
+    "sun397": DataSet("SUN397", {}, "37 GB", _sorted_files),
+    "svhn": DataSet("SVHN", {**_TRAIN_TEST, "extra": {"split": "extra"}}, "250 MB, extra 1.3 GB", _planes),
+}
+
+
+class Pixels(Source):
+    """Images that torchvision keeps in memory."""
+
+    def __init__(
+        self, name: str, split: str, class_names: tuple[str, ...], labels: np.ndarray, images: np.ndarray
+    ) -> None:
+        self.name, self.split, self.class_names = name, split, class_names
+        self.labels, self.images = labels, images
+
+
+class Patches(Source):
+    """PCAM's images, read one by one from HDF5 files."""
+
+    class_names = ("normal", "tumor")
+
+    def __init__(self, name: str, split: str, parts: list[Any]) -> None:
+        import h5py
+
+        self.name, self.split = name, split
+        self.files: list[str] = []
+        starts, labels = [0], []
+        for part in parts:
+            files = part._FILES[part._split]
+            with h5py.File(part._base_folder / files["targets"][0]) as file:
+                labels.append(file["y"][:].reshape(-1).astype(np.int64))
+            self.files.append(str(part._base_folder / files["images"][0]))
+            starts.append(starts[-1] + len(labels[-1]))
+        self.starts = np.array(starts)
+        self.labels = np.concatenate(labels)
+
+    def read(self, index: int) -> Picture:
+        import h5py
+
+        part = int(np.searchsorted(self.starts, index, side="right")) - 1
+        with h5py.File(self.files[part]) as file:
+            return file["x"][index - self.starts[part]]
+
+
+def open_vision(spec: DataSpec, default: Default) -> Source:
+    """Return one of torchvision's data sets; it is downloaded only if the spec says so."""
+    name, row = spec.source, DATA_SETS[spec.source]
+    split, notes = choose_split(list(row.splits or MADE), spec.split, default, name)
+    chosen = [{}] if not row.splits else [row.splits[split]] if split != "all" else _every(row)
+    parts = [_load(spec, row, arguments) for arguments in chosen]
+    source = (
+        Patches(name, split, parts)
+        if row.content is None
+        else _join(name, split, list(map(row.content, parts)))
+    )
+    low, high = source.labels.min(initial=0), source.labels.max(initial=0)
+    if low < 0 or high >= source.num_classes:
+        raise InputError(f"{name} has labels {low} to {high}; expected 0 to {source.num_classes - 1}")
+    source.notes = (*notes, say_classes(name, source.class_names, "in torchvision's order"))
+    if row.splits:
+        return source
+    assert isinstance(source, Files)
+    made = make_split(source, split, str(_root(spec) / name), source.content_keys)
+    if made is not source:
+        made.notes += (f"{name}: this split is vitkit's own, none is official",)
+    return made
+
+
+def _every(row: DataSet) -> list[dict[str, Any]]:
+    return [arguments for split, arguments in row.splits.items() if split != "trainval"]
+
+
+def _join(name: str, split: str, parts: list[Content]) -> Source:
+    labels = np.concatenate([np.asarray(part.labels, np.int64) for part in parts])
+    class_names = parts[0].class_names
+    if isinstance(parts[0].images, np.ndarray):
+        images = np.concatenate([np.asarray(part.images) for part in parts])
+        return Pixels(name, split, class_names, labels, images)
+    return Files(name, split, class_names, labels, [path for part in parts for path in part.images])
+
+
+def _load(spec: DataSpec, row: DataSet, arguments: dict[str, Any]) -> Any:
+    """Return torchvision's object for a split."""
+    from torchvision import datasets
+
+    root = _root(spec)
+    if spec.download and not row.size:
+        raise InputError(f"{spec.source} can't be downloaded; {_advice(spec, row)}")
+    missing = f"{spec.source} is not in {root}; {_advice(spec, row)}"
+    if not spec.download and not root.is_dir():
+        raise InputError(missing)
+    if spec.download:
+        root.mkdir(parents=True, exist_ok=True)
+        arguments = {**arguments, "download": True}
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return getattr(datasets, row.kind)(root, **arguments)
+    except Exception as error:  # torchvision's readers and downloads raise all kinds
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        is_missing = any(words in reason for words in ("Dataset not found", "not present in the root"))
+        if is_missing and not spec.download:
+            raise InputError(missing) from error
+        raise InputError(f"cannot open {spec.source} in {root}: {reason}") from error
+
+
+def _root(spec: DataSpec) -> Path:
+    return Path(spec.root).expanduser() if spec.root else cache_folder() / "data"
+
+
+def _advice(spec: DataSpec, row: DataSet) -> str:
+    if not row.size:
+        return "put ImageNet's own archives into root=FOLDER, or open a folder of it as './imagenet:val'"
+    return f"add [download=true] to fetch it ({row.size}), or say where it is: [root=FOLDER]"
