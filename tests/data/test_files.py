@@ -69,6 +69,10 @@ def test_patterns_and_folders_name_files(tmp_path: Path) -> None:
     assert names(tmp_path, f"{tmp_path}/p") == ["p/data/train-0.parquet"]
     assert names(tmp_path, f"{tmp_path}/t") == ["t/train/0.tar", "t/val/0.tar"]
     assert names(tmp_path, str(tmp_path)) == ["."]
+    touch(tmp_path, "images/a/1.png", "images/images.tar", "images/.x/1.png")
+    assert names(tmp_path, f"{tmp_path}/images") == ["images"]
+    touch(tmp_path, "s/logs/log.txt", "s/preview.png")
+    assert names(tmp_path, f"{tmp_path}/s") == ["s/0.tar", "s/1.tar"]
     touch(tmp_path, "odd{1}/0.tar")
     assert names(tmp_path, f"{tmp_path}/odd{{1}}") == ["odd{1}/0.tar"]
 

@@ -139,6 +139,7 @@ def test_other_folders_beside_splits_are_left_out_and_told(tmp_path: Path) -> No
             ["train/a/1.png", "train/b/1.txt"],
             "empty class: {root}/train/b holds no images; add some or remove the",
         ),
+        (["Data/train/a/1.png", "read.me"], "{root} holds its splits one folder deeper: open {root}/Data"),
         (
             ["train/a/1.png", "val/a/1.png", "valid/a/1.png"],
             "{root}/val and {root}/valid are the same split: keep",

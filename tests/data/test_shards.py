@@ -13,6 +13,7 @@ import tarfile
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -176,6 +177,17 @@ def test_classes_are_texts_or_numbers_and_the_same_for_every_split(tmp_path: Pat
     assert open_data(mixed, default="train").labels.tolist() == [2, 0, 1]
 
 
+def test_threads_read_more_shards_than_stay_open(tmp_path: Path) -> None:
+    root = write(tmp_path, {f"train-{number}.tar": shard("0", number) for number in range(300)})
+    source = open_data(root, default="train")
+    names = [int(re.sub(r"\D", "", source.where(index).rpartition(",")[2])) for index in range(300)]
+    with ThreadPoolExecutor(4) as pool:
+        assert (
+            list(pool.map(source.read, [*range(300)] * 3)) == [f"image {name}".encode() for name in names] * 3
+        )
+    assert shards._open.cache_info().currsize <= 256
+
+
 def test_shards_without_a_split_are_split_by_content(tmp_path: Path) -> None:
     root = write(tmp_path, {"0.tar": shard("0 1 " * 10), "1.tar": shard("0 1 " * 10, 20)})
     parts = [open_data(f"{root}:{split}", default="train") for split in ("train", "val", "test")]
@@ -318,7 +330,7 @@ def test_shards_are_read_by_range_requests(monkeypatch: pytest.MonkeyPatch) -> N
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        url = f"http://127.0.0.1:{server.server_port}/train-0.tar"
+        url = f"http://127.0.0.1:{server.server_port}/train-0.tar?signature=0.tar"
         source = open_data(url, default="train")
         Ranges.asked.clear()
         assert samples(source) == [(b"image 0", "a"), (b"image 1", "b"), (b"image 2", "c")]

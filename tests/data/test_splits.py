@@ -72,6 +72,7 @@ def test_a_split_that_is_not_there_is_an_error(
         ("train/deep/000.tar", None),
         ("latest/contest.tar", None),
         ("s3://bucket/val/7.tar", "val"),
+        ("https://host/val-7.tar?signed=train/x", "val"),
     ],
 )
 def test_names_of_files_say_the_split(path: str, split: str | None) -> None:

@@ -15,8 +15,10 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from timm.layers import GroupNormAct, StdConv2d
+from timm.layers import GELUTanh, GroupNormAct, StdConv2d
 from timm.models.resnetv2 import ResNetV2
+from timm.models.vision_transformer import Block
+from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
@@ -30,7 +32,8 @@ from vitkit.models.names import list_models, model_config
 from vitkit.weights import timm as timm_layout
 from vitkit.weights.convert import convert, save
 from vitkit.weights.files import read_tensors
-from vitkit.weights.load import LoadedModel, load_model
+from vitkit.weights.infer import infer_config
+from vitkit.weights.load import LoadedModel, account, load_model
 
 TOLERANCE = 1e-5
 TINY = dict(embed_dim=32, depth=2, num_heads=2, img_size=32, patch_size=8, num_classes=7)
@@ -254,6 +257,37 @@ def test_every_architecture_that_timm_has(name: str) -> None:
     assert {name: tensor.shape for name, tensor in theirs.items()} == {
         name: tensor.shape for name, tensor in ours.items()
     }
+
+
+@pytest.mark.slow
+def test_every_timm_architecture_that_we_read_is_computed_alike() -> None:
+    """Arguments that timm keeps in its code, not in config.json, leave nothing that we'd get wrong."""
+    read = 0
+    for name in timm.list_models(["vit_*", "deit*"]):
+        with torch.device("meta"):
+            theirs = timm.create_model(name)
+        if not isinstance(theirs, TimmViT):
+            continue
+        states = theirs.pretrained_cfg
+        document = {"architecture": name, "global_pool": theirs.global_pool, "pretrained_cfg": states}
+        try:
+            reading = timm_layout.read(theirs.state_dict(), document)
+            config = infer_config(reading.tensors, reading.settings, None, None)
+            account(config, reading, ())
+        except InputError:
+            continue
+        read += 1
+        block = theirs.blocks[0]
+        assert isinstance(config, ViTConfig)
+        assert type(block) is Block, name
+        assert (config.heads, config.size) == (block.attn.num_heads, tuple(theirs.patch_embed.img_size)), name
+        assert timm_layout.POOLS[config.pool] == theirs.global_pool, name
+        assert (config.gelu == "tanh") == isinstance(block.mlp.act, GELUTanh), name
+        epsilons = {module.eps for module in theirs.modules() if isinstance(module, nn.LayerNorm)}
+        assert epsilons == {config.norm_epsilon}, name
+        assert not theirs.pool_include_prefix, name
+        assert config.prefix_positions is not theirs.no_embed_class or not config.num_prefix, name
+    assert read > 80
 
 
 @pytest.mark.parametrize(

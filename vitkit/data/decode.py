@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.io import ImageReadMode
 
 from vitkit.data.images import read_image
 from vitkit.data.source import Picture
 from vitkit.errors import InputError
 
 _JPEG = b"\xff\xd8\xff"
+# torchvision's own function warns that it will go; where it has gone, Pillow reads everything.
+_decode = getattr(torch.ops.image, "decode_jpeg", None)
 
 
 def decode(picture: Picture) -> Tensor:
@@ -40,11 +42,11 @@ def _read(path: str | os.PathLike[str]) -> bytes:
 
 def _decode_jpeg(data: bytes) -> Tensor | None:
     """Return the pixels of a JPEG, upright; None for what torchvision doesn't read right."""
-    if _pixels(data) > (Image.MAX_IMAGE_PIXELS or float("inf")):
+    if _decode is None or _pixels(data) > (Image.MAX_IMAGE_PIXELS or float("inf")):
         return None
     try:
         raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pixels = decode_jpeg(raw, ImageReadMode.UNCHANGED, apply_exif_orientation=True)
+        pixels = _decode(raw, ImageReadMode.UNCHANGED.value, True)  # upright, as its EXIF entry says
     except RuntimeError:
         return None
     if pixels.shape[0] == 3:

@@ -221,16 +221,8 @@ def _draw_paint(draw: Draw, luma: Array, contrast: float) -> _Paint:
 
 def _wave(place: Array) -> Array:
     """A smooth wave of period 1 between -1 and 1, without a sine."""
-    place -= np.floor(place)
-    place -= 0.5
-    np.abs(place, out=place)
-    place *= 4
-    place -= 1
-    bend = place * place
-    bend *= -0.5
-    bend += 1.5
-    bend *= place
-    return bend
+    place = np.abs(place - np.floor(place) - 0.5) * 4 - 1
+    return place * (1.5 - 0.5 * place * place)
 
 
 def _each(values: Array) -> Array:
@@ -424,11 +416,8 @@ def _render(label: str, numbers: Array, size: int) -> Array:
     canvas *= (1 + light_x * (x - 0.5) + light_y * (y - 0.5))[:, None] * 255
     words = bits(_SEED, f"shapes/{label}/noise", numbers, -(-canvas[0].size // 8)).astype("<u8")
     noise = words.view(np.uint8)[:, : canvas[0].size].reshape(canvas.shape)
-    noise = noise * np.float32(0.1)
-    noise -= np.float32(12.25)  # from -12.75 to 12.75, and the half that rounds
-    canvas += noise
-    np.clip(canvas, 0, 255, out=canvas)
-    return canvas.astype(np.uint8).transpose(0, 2, 3, 1)
+    canvas += noise * np.float32(0.1) - np.float32(12.25)  # from -12.75 to 12.75, and the half that rounds
+    return np.clip(canvas, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
 
 
 class Shapes(Source):

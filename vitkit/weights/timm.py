@@ -29,6 +29,15 @@ RESNETS = frozenset(
 )
 POOLS = {"token": "token", "mean": "avg", "map": "map", "none": ""}
 POOLS_BACK = {theirs: ours for ours, theirs in POOLS.items()}
+# What timm keeps in its code and not in config.json: architectures with the tanh GELU, and with other heads.
+TANH = (
+    "vit_base_patch32_siglip",
+    "vit_giantopt_patch16_siglip",
+    "vit_large_patch16_siglip_512",
+    "vit_large_patch16_siglip_gap_512",
+    "vit_so400m_patch16_siglip",
+)
+HEADS = {"vit_base_patch16_gap_224": 16}
 
 
 def matches(names: Collection[str]) -> bool:
@@ -61,9 +70,12 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
 
 def _read_config(reading: Reading, config: dict[str, Any]) -> None:
     settings, args = reading.settings, config.get("model_args") or {}
+    architecture = str(config.get("architecture"))
     if "patch_embed.proj.weight" in reading.tensors:
         with suppress(InputError, AttributeError):  # an architecture that timm has and we don't name
-            settings["heads"] = model_config(str(config.get("architecture"))).heads  # type: ignore[attr-defined]
+            settings["heads"] = model_config(architecture).heads  # type: ignore[attr-defined]
+        if architecture in HEADS:
+            settings["heads"] = HEADS[architecture]
         if "num_heads" in args:
             settings["heads"] = args["num_heads"]
         pool = args.get("global_pool", config.get("global_pool", "token"))
@@ -74,7 +86,7 @@ def _read_config(reading: Reading, config: dict[str, Any]) -> None:
             settings["prefix_positions"] = not args["no_embed_class"]
         if args.get("pos_embed") in ("none", ""):
             settings["positions"] = "none"
-        act = args.get("act_layer", "gelu")
+        act = args.get("act_layer", "gelu_tanh" if architecture.startswith(TANH) else "gelu")
         if act not in ("gelu", "gelu_tanh"):
             raise InputError(f"timm's activation {act!r} is not supported; gelu and gelu_tanh are")
         settings["gelu"] = "tanh" if act == "gelu_tanh" else "erf"
