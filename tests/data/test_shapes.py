@@ -18,7 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from vitkit.data.shapes import LABELS, SHAPES, SPAN, SPLITS, Shapes
+from vitkit.data.draws import Draw
+from vitkit.data.shapes import LABELS, SHAPES, SPAN, SPLITS, Shapes, _many_things
 from vitkit.errors import InputError
 
 # SHA-256 of images 0, 1 and a distant one, 40 pixels wide: whoever changes a scene changes everyone's data set.
@@ -125,6 +126,18 @@ def test_class_names_say_what_they_hold() -> None:
     assert Shapes("val", "distance").class_names[::5] == ("1.00-1.14", "2.67-4.00")
 
 
+def test_things_to_count_neither_touch_nor_leave_the_image() -> None:
+    number = np.arange(2000)
+    *_, things = _many_things(Draw(0, 0, number), np.full((2000, 1), 7), np.full((2000, 1), 0.5))
+    assert (things.shown.sum(axis=1) == 8).all()
+    apart = np.hypot(*(place[:, :, None] - place[:, None] for place in (things.x, things.y)))
+    reach = things.radius[:, :, None] + things.radius[:, None]
+    assert (apart + 9 * np.eye(8) > reach).all()
+    assert things.radius.min() > 0.04 and np.quantile(things.radius, 0.01) > 0.07
+    for place in (things.x, things.y):
+        assert (place - things.radius > -0.01).all() and (place + things.radius < 1.01).all()
+
+
 def inside(name: str, turn: float = 0.0) -> np.ndarray:
     """Which points of a square of side 2.4 a shape holds after a turn."""
     v, u = np.mgrid[1.2:-1.2:241j, -1.2:1.2:241j]
@@ -181,6 +194,7 @@ def test_orientation_is_defined_up_to_a_shapes_symmetry(name: str, fold: int) ->
         ),
         (dict(label="hue"), "shapes has no label 'hue'; expected class, count, x, orientation, distance"),
         (dict(size=4), "shapes can't be 4 pixels wide; expected size=8 to size=4096"),
+        (dict(count=0), "shapes can't have 0 images; expected count=1 or more"),
     ],
 )
 def test_errors(arguments: dict, message: str) -> None:

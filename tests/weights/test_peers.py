@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -264,8 +265,9 @@ def test_every_timm_architecture_that_we_read_is_computed_alike() -> None:
     """Arguments that timm keeps in its code, not in config.json, leave nothing that we'd get wrong."""
     read = 0
     for name in timm.list_models(["vit_*", "deit*"]):
-        with torch.device("meta"):
-            theirs = timm.create_model(name)
+        theirs = None
+        with torch.device("meta"), suppress(TypeError):  # of other families, which have no weight_init
+            theirs = timm.create_model(name, weight_init="skip")
         if not isinstance(theirs, TimmViT):
             continue
         states = theirs.pretrained_cfg

@@ -105,14 +105,13 @@ SHAPES: dict[str, Callable[[Array, Array], Array]] = {
     "arrow": _arrow,
 }
 _OUTLINES = (*SHAPES.values(), _line, _spot)
-_ANY, _LINE, _SPOT = np.arange(10), np.array([10]), np.array([11])
+_KINDS = len(SHAPES)
+_ANY, _LINE, _SPOT = np.arange(_KINDS), np.array([_KINDS]), np.array([_KINDS + 1])
 _ONE_SIDED = np.array([7, 8, 9])  # heart, crescent and arrow look the same after a full turn only
 
 _LEFT, _COLUMN = 1 / 8, 3 / 64  # where the columns of label=x start, and how wide one is
-_FOCUS, _STEP = (
-    0.62,
-    1 / 8,
-)  # at distance d the ground is _FOCUS / d below the horizon; a class of 1 / d is _STEP wide
+_FOCUS = 0.62  # at distance d the ground is _FOCUS / d below the horizon
+_STEP = 1 / 8  # how much of 1 / d a class of label=distance takes
 
 # Names of the classes of each `label=`.
 LABELS: dict[str, tuple[str, ...]] = {
@@ -289,15 +288,14 @@ def _clutter(draw: Draw, ground: Array, slots: int, low: float, high: float, out
     """Choose things of one colour each, anywhere; some are left out."""
     outline, x, y, size, turn, shown, luma = _draws(draw, "clutter", slots, 7)
     paint = _draw_paint(draw, _far_from(ground, 0.1, luma), 0.0)
-    return _Things(
-        outlines[_below(outline, len(outlines))], x, y, _between(size, low, high), turn, shown < 0.7, paint
-    )
+    kind = outlines[_below(outline, len(outlines))]
+    return _Things(kind, x, y, _between(size, low, high), turn, shown < 0.7, paint)
 
 
 def _one_thing(draw: Draw, label: str, answer: Array, ground: Array) -> list[_Things]:
     """One thing among clutter that is much smaller."""
     outline, x, y, size, turn, luma = _draws(draw, "thing", 1, 6)
-    number = _below(outline, 10)
+    number = _below(outline, _KINDS)
     radius = _between(size, 0.1, 0.15) if label == "x" else _between(size, 0.24, 0.38)
     y = _between(y, radius, 1 - radius)
     if label == "x":
@@ -314,7 +312,7 @@ def _one_thing(draw: Draw, label: str, answer: Array, ground: Array) -> list[_Th
     return [
         _clutter(draw.child("lines"), ground, 3, 0.12, 0.26, _LINE),
         _clutter(draw.child("shapes"), ground, 8, small, 2 * small, _ANY),
-        _Things(number, x, y, radius, turn, np.full_like(number, True), paint),
+        _Things(number, x, y, radius, turn, np.ones_like(number, bool), paint),
         _clutter(draw.child("specks"), ground, 3, 0.02, 0.03, _ANY),
     ]
 
@@ -335,7 +333,7 @@ def _many_things(draw: Draw, answer: Array, ground: Array) -> list[_Things]:
     return [
         _clutter(draw.child("lines"), ground, 4, 0.12, 0.26, _LINE),
         _clutter(draw.child("specks"), ground, 6, 0.012, 0.022, _ANY),
-        _Things(_below(outline, 10), chosen[..., 0], chosen[..., 1], radius, turn, shown, paint),
+        _Things(_below(outline, _KINDS), chosen[..., 0], chosen[..., 1], radius, turn, shown, paint),
     ]
 
 
@@ -345,29 +343,18 @@ def _standing_things(draw: Draw, answer: Array, ground: Array, horizon: Array) -
     nearest = 1 - (answer + _between(near[:, :1], 0.1, 0.9)) * _STEP  # one over its distance
     near = np.sort(np.where(np.arange(5) == 4, nearest, _between(near, 0.18, nearest - 0.2 * _STEP)), axis=1)
     shown = (shown < 0.6) | (np.arange(5) == 4)
-    x, foot, radius = (
-        _between(x, 0.15, 0.85),
-        horizon + _FOCUS * near,
-        0.19 * near * _between(size, 0.85, 1.15),
-    )
+    x, foot = _between(x, 0.15, 0.85), horizon + _FOCUS * near
+    radius = 0.19 * near * _between(size, 0.85, 1.15)
     paint = _draw_paint(draw.child("things"), _far_from(ground, 0.28, luma), 0.12)
     black = _draw_paint(draw.child("shadows"), np.zeros_like(luma), 0.0)
+    flat = np.full_like(shown, _SPOT, np.int64)
     spots = _clutter(draw.child("spots"), ground, 6, 0.6, 1.4, _SPOT)
-    spots.radius *= 0.19 * _between(spots.y, 0.2, 1)
-    spots.y, spots.turn = horizon + _FOCUS * _between(spots.y, 0.2, 1), np.zeros_like(spots.turn)
+    place = _between(spots.y, 0.2, 1)
+    spots.y, spots.radius, spots.turn = horizon + _FOCUS * place, 0.19 * place * spots.radius, 0 * place
     return [
         spots,
-        _Things(
-            np.full_like(shown, _SPOT[0], np.int64),
-            x,
-            foot,
-            radius * 1.1,
-            0 * turn,
-            shown,
-            black,
-            opacity=0.5,
-        ),
-        _Things(_below(outline, 10), x, foot - 0.85 * radius, radius, turn, shown, paint),
+        _Things(flat, x, foot, radius * 1.1, 0 * turn, shown, black, opacity=0.5),
+        _Things(_below(outline, _KINDS), x, foot - 0.85 * radius, radius, turn, shown, paint),
     ]
 
 
@@ -407,9 +394,8 @@ def _render(label: str, numbers: Array, size: int) -> Array:
         layers = _standing_things(draw, answer, luma, horizon)
     else:
         canvas = _coloured(paint, _texture(paint, x, y, size))
-        layers = (
-            _many_things(draw, answer, luma) if label == "count" else _one_thing(draw, label, answer, luma)
-        )
+        one = label != "count"
+        layers = _one_thing(draw, label, answer, luma) if one else _many_things(draw, answer, luma)
     for things in layers:
         _paint_things(canvas, things)
     light_x, light_y = _each(_between(draw.uniform("light", 2), -0.35, 0.35).astype(np.float32).T)
@@ -435,6 +421,8 @@ class Shapes(Source):
                 raise InputError(f"shapes has no {kind} {value!r}{hint} expected {', '.join(options)}")
         if not 8 <= size <= 4096:
             raise InputError(f"shapes can't be {size} pixels wide; expected size=8 to size=4096")
+        if count is not None and count < 1:
+            raise InputError(f"shapes can't have {count} images; expected count=1 or more")
         self.split, self.label, self.size = split, label, size
         self.class_names = LABELS[label]
         parts = list(SPLITS) if split == "all" else [split]
