@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import platform
 import statistics
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +66,9 @@ def steps(images: Tensor) -> dict[str, Callable[[Draw], object]]:
         amounts = np.full(batch, AMOUNTS.get(name, 0.5))
         if name == "Cutout":
             amounts = np.tile([2.0, 3.0, 12.0, 13.0], (batch, 1))
-        kinds = ("nearest", "bilinear", "bicubic") if name in operations.MATRICES else ("nearest",)
+        kinds: tuple[operations.Interpolation, ...] = ("nearest",)
+        if name in operations.MATRICES:
+            kinds = ("nearest", "bilinear", "bicubic")
         for kind in kinds:
             part = operations.Part(name, rows, amounts, kind)
             label = f"{name} {kind}" if len(kinds) > 1 else name
@@ -106,7 +110,9 @@ def timm_randaugment(images: Tensor) -> Callable[[], object]:
         for picture in pictures:
             try:
                 np.asarray(transform(picture))
-            except ValueError:  # Pillow refuses to posterize to 0 bits, which this string asks for now and then
+            except (
+                ValueError
+            ):  # Pillow refuses to posterize to 0 bits, which this string asks for now and then
                 continue
 
     return run
@@ -131,7 +137,7 @@ def measure(size: int, batch: int, device: torch.device, rounds: int) -> dict[st
     for number in range(-2, rounds):  # the first two rounds warm up
         draw = Draw(0, number + 2, np.arange(batch, dtype=np.int64) + (number + 2) * batch)
         for name, step in todo.items():
-            taken = seconds(lambda step=step: step(draw), device)  # type: ignore[misc]
+            taken = seconds(functools.partial(step, draw), device)
             if name.startswith("timm_randaugment"):
                 times["timm on one core"].append(seconds(other, torch.device("cpu")))
             times[name].append(taken)
@@ -150,7 +156,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
-    result = {
+    result: dict[str, Any] = {
         "command": "python benchmarks/augment.py " + " ".join(sys.argv[1:]),
         "date": datetime.date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
@@ -161,7 +167,7 @@ def main() -> None:
     for text in arguments.sizes:
         size, batch = map(int, text.split("x"))
         rates = measure(size, batch, device, arguments.rounds)
-        result["images_per_second"][text] = rates  # type: ignore[index]
+        result["images_per_second"][text] = rates
         print(f"\n{size} px, batch {batch}, {arguments.device}, {arguments.threads} threads: images/s")
         for name, rate in rates.items():
             print(f"{name:55} {rate['median']:12,.0f}   best {rate['best']:12,.0f}")

@@ -17,6 +17,7 @@ from PIL import Image
 
 from vitkit import InputError
 from vitkit.data.loader import CHUNK, Batch, EvaluationLoader, Loader
+from vitkit.data.open import open_data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.source import Picture, Source
 
@@ -63,6 +64,15 @@ def loader(source: Source, pipeline: str = TRAIN, batch_size: int = 48, **settin
     return Loader(source, parse_pipeline(pipeline), batch_size=batch_size, **settings)  # type: ignore[arg-type]
 
 
+def photo_folder(folder: Path, count: int) -> Source:
+    photos = Files(count)
+    for number, data in enumerate(photos.files):
+        place = folder / "train" / photos.class_names[number % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}.jpg").write_bytes(data)
+    return open_data(f"{folder}:train", default="train")
+
+
 def assert_same(left: Iterable[Batch], right: Iterable[Batch]) -> None:
     for one, other in zip(left, right, strict=True):
         assert torch.equal(one["image"], other["image"]) and torch.equal(one["label"], other["label"])
@@ -78,8 +88,8 @@ def test_workers_change_nothing(workers: int) -> None:
     assert alone[0]["label"].shape == (48, 3)
 
 
-def test_workers_may_be_spawned() -> None:
-    source = Files(40)
+def test_workers_may_be_spawned(tmp_path: Path) -> None:
+    source = photo_folder(tmp_path, 40)
     expected = [loader(source, workers=0, batch_size=16)[0]]
     assert_same(expected, loader(source, workers=1, batch_size=16, start_method="spawn").steps(0, 1))
 
@@ -206,14 +216,7 @@ def test_evaluation_refuses_augmentation() -> None:
 
 def test_a_folder_of_photos(tmp_path: Path) -> None:
     """The whole way: files in a folder, opened by their spec."""
-    from vitkit.data.open import open_data
-
-    source = Files(20)
-    for number, data in enumerate(source.files):
-        folder = tmp_path / "train" / source.class_names[number % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}.jpg").write_bytes(data)
-    opened = open_data(f"{tmp_path}:train", default="train")
-    batch = loader(opened, "inception_crop(24)|flip", batch_size=20, workers=0)[0]
+    source = photo_folder(tmp_path, 20)
+    batch = loader(source, "inception_crop(24)|flip", batch_size=20, workers=0)[0]
     assert batch["image"].shape == (20, 3, 24, 24)
-    assert sorted(batch["label"].tolist()) == sorted(opened.labels.tolist())
+    assert sorted(batch["label"].tolist()) == sorted(source.labels.tolist())

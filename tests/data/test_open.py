@@ -74,11 +74,13 @@ def test_what_is_no_data_says_what_was_expected(
     assert "\n" not in str(error.value)
 
 
-def test_a_path_may_start_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_may_start_with_a_tilde_and_a_folder_have_a_suffix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "photos" / "train" / "a").mkdir(parents=True)
-    (tmp_path / "photos" / "train" / "a" / "1.png").write_bytes(b"")
-    assert open_data("~/photos", default="train").where(0) == str(tmp_path / "photos/train/a/1.png")
+    (tmp_path / "photos.tar" / "train" / "a").mkdir(parents=True)
+    (tmp_path / "photos.tar" / "train" / "a" / "1.png").write_bytes(b"")
+    assert open_data("~/photos.tar", default="train").where(0) == str(tmp_path / "photos.tar/train/a/1.png")
 
 
 def test_the_door_loads_no_library_before_it_is_needed() -> None:

@@ -396,13 +396,41 @@ def test_tables_of_grids_that_are_not_square(layout: str, tmp_path: Path) -> Non
     assert "no square grid" in message(path, image_size=(64, 64))
 
 
-def test_a_names_image_size_tells_the_grid(tmp_path: Path) -> None:
-    """Rows 1 x 4 and 2 x 2 are the same number; the size that was asked for decides."""
-    ours = tiny(image_size=(16, 64))
+def test_a_square_table_is_taken_as_square(tmp_path: Path) -> None:
+    """1 x 4 and 2 x 2 cells are as many; asking for 16x64 pixels doesn't mean the table was made for them."""
+    ours = tiny(image_size=32)
     path = in_layout("timm", ours, tmp_path)
-    assert load_model(path).model.config.size == (32, 32)
-    assert load_model(path, image_size=(16, 64)).model.config.size == (16, 64)
-    assert_weights(load_model(path, image_size=(16, 64)), ours)
+    found = load_model(path, image_size=(16, 64)).model
+    table = ours.model.state_dict()["pos_embed"]
+    assert found.config.size == (16, 64)
+    assert torch.equal(found.state_dict()["pos_embed"], resample_table(table, (2, 2), (1, 4), 1, "bicubic"))
+
+
+def test_a_stated_size_tells_the_grid(tmp_path: Path) -> None:
+    ours = tiny(image_size=(16, 64))
+    save_file(ours.model.state_dict(), tmp_path / "model.safetensors")
+    document = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 2, "img_size": [16, 64]}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    loaded = load_model(tmp_path)
+    assert loaded.model.config.size == (16, 64)
+    assert_weights(loaded, ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "size"),
+    [
+        ("ViT-Lite-6/16", {}, (32, 32)),
+        ("ViT-Lite-6/16", {"image_size": 64}, (64, 64)),
+        ("CCT-2/3x2", {"positions": "none", "image_size": 64}, (32, 32)),
+        ("CCT-2/3x2", {"image_size": 64}, (64, 64)),
+    ],
+)
+def test_the_image_size_of_compact_files(
+    name: str, settings: dict[str, Any], size: tuple[int, int], tmp_path: Path
+) -> None:
+    save_file(tiny(name, **settings).model.state_dict(), tmp_path / "x.safetensors")
+    assert load_model(tmp_path / "x.safetensors").model.config.size == size
+    assert load_model(tmp_path / "x.safetensors", image_size=(32, 48)).model.config.size == (32, 48)
 
 
 def test_sidecars(ours: LoadedModel, tmp_path: Path) -> None:

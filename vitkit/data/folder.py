@@ -61,7 +61,7 @@ def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[s
 def find_splits(root: str) -> tuple[dict[str, str], list[str]]:
     """Return the folder of each split, and the names of other folders beside them.
 
-    A folder named like a split is one when it holds folders and no images of its own; else it is a class.
+    A folder named like a split is one when it holds folders; otherwise it is a class.
     """
     found: dict[str, str] = {}
     left_out, flat = [], []

@@ -52,6 +52,10 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
 
 def _open_files(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> Source:
     files = find_files(spec.source)
+    if os.path.isdir(files[0]):
+        from vitkit.data.folder import open_folder
+
+        return open_folder(files[0], spec, default, classes)
     suffixes = {os.path.splitext(without_query(file))[1].lower() for file in files}
     if len(suffixes) > 1:
         raise InputError(
@@ -64,10 +68,6 @@ def _open_files(spec: DataSpec, default: Default, classes: Sequence[str] | None)
         return open_shards(files, spec, default, classes)
     if is_url(spec.source):
         raise InputError(f"{spec.source}: only tar shards are read through URLs; copy other data here first")
-    if os.path.isdir(files[0]):
-        from vitkit.data.folder import open_folder
-
-        return open_folder(files[0], spec, default, classes)
     if suffix == ".parquet":
         from vitkit.data.parquet import open_parquet
 

@@ -58,8 +58,9 @@ def brightness(images: Tensor, amounts: Amounts) -> Tensor:
 def contrast(images: Tensor, amounts: Amounts) -> Tensor:
     """Scale the distance from the image's mean grey: 0 gives that grey, 1 the image itself."""
     total = _grey(images).to(torch.int32).sum(dim=(1, 2, 3), keepdim=True)
-    mean = total.double().div_(images.shape[-2] * images.shape[-1]).add_(0.5).floor_().float()
-    return _blend(mean, images.float(), _column(amounts, images))
+    pixels = images.shape[-2] * images.shape[-1]
+    mean = (2 * total + pixels) // (2 * pixels)  # rounded
+    return _blend(mean.float(), images.float(), _column(amounts, images))
 
 
 def color(images: Tensor, amounts: Amounts) -> Tensor:
@@ -92,18 +93,17 @@ def hue(images: Tensor, amounts: Amounts) -> Tensor:
     sector = torch.where(high == green, (blue - red) / scale + 2, (red - green) / scale + 4)
     sector = torch.where(high == red, (green - blue) / scale, sector)  # the hue, from 0 to 6
     turned = sector + 6 * _column(amounts, images).view(-1, 1, 1)
-    place = (turned[:, None] + torch.tensor([5, 3, 1], device=images.device).view(3, 1, 1)).remainder_(6)
+    place = (turned[:, None] + 5 - 2 * torch.arange(3, device=images.device).view(3, 1, 1)).remainder_(6)
     share = torch.minimum(place, 4 - place).clamp_(0, 1)
     return _to_bytes(high[:, None] - chroma[:, None] * share + 0.5)
 
 
 def autocontrast(images: Tensor, amounts: Amounts = ()) -> Tensor:
     """Stretch each channel from its lowest and highest value to 0 and 255; there is no amount."""
-    low, high = images.amin(dim=(2, 3)).double()[..., None], images.amax(dim=(2, 3)).double()[..., None]
-    levels = torch.arange(256, device=images.device, dtype=torch.float64)
-    scale = torch.full_like(low, 255).div_((high - low).clamp_(min=1))  # 255 / tensor would round twice
-    tables = torch.where(high > low, levels * scale + -low * scale, levels)
-    return _look_up(images, _to_bytes(tables))
+    low, high = (edge(dim=(2, 3)).to(torch.int32)[..., None] for edge in (images.amin, images.amax))
+    levels = torch.arange(256, device=images.device, dtype=torch.int32)
+    tables = (levels - low) * 255 // (high - low).clamp_(min=1)  # (batch, channels, 256)
+    return _look_up(images, torch.where(high > low, tables.clamp_(0, 255), levels).to(torch.uint8))
 
 
 def equalize(images: Tensor, amounts: Amounts = ()) -> Tensor:
@@ -184,24 +184,29 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _matrices(a: object, b: object, c: object, d: object, e: object, f: object) -> np.ndarray:
-    """Stack Pillow's six numbers: the output pixel (x, y) shows the input at (ax + by + c, dx + ey + f)."""
-    return np.stack(np.broadcast_arrays(*(np.asarray(item, np.float64) for item in (a, b, c, d, e, f))), axis=1)
+def _matrices(amounts: np.ndarray, place: int) -> np.ndarray:
+    """Return identity matrices with the amounts at one place."""
+    result = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(amounts), 1))
+    result[:, place] = amounts
+    return result
 
 
 def _rotations(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
     cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
     x, y = width / 2, height / 2
-    return _matrices(cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y)
+    return np.stack(
+        [cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y], axis=1
+    )
 
 
-# Operations that move pixels: amounts, height and width -> matrices (images, 6).
+# Operations that move pixels: amounts, height and width -> Pillow's six numbers (images, 6).
+# The output pixel (x, y) shows the input at (ax + by + c, dx + ey + f).
 MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
     "Rotate": _rotations,
-    "ShearX": lambda amounts, height, width: _matrices(1, amounts, 0, 0, 1, 0),
-    "ShearY": lambda amounts, height, width: _matrices(1, 0, 0, amounts, 1, 0),
-    "TranslateX": lambda amounts, height, width: _matrices(1, 0, amounts, 0, 1, 0),
-    "TranslateY": lambda amounts, height, width: _matrices(1, 0, 0, 0, 1, amounts),
+    "ShearX": lambda amounts, height, width: _matrices(amounts, 1),
+    "ShearY": lambda amounts, height, width: _matrices(amounts, 3),
+    "TranslateX": lambda amounts, height, width: _matrices(amounts, 2),
+    "TranslateY": lambda amounts, height, width: _matrices(amounts, 5),
 }
 
 
@@ -222,8 +227,8 @@ class _Job(NamedTuple):
     run: Callable[..., Tensor]
     rows: np.ndarray
     arrays: tuple[np.ndarray, ...]
-    weight: int = 1
-    "How much more memory it needs than others."
+    memory: int = 1
+    "How much more it takes than others."
 
 
 def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
@@ -245,39 +250,44 @@ def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
         matrices = np.concatenate([MATRICES[part.name](part.amounts, height, width) for part in moved])
         taps = np.concatenate([np.full(len(part.rows), _TAPS[part.interpolation]) for part in moved])
         jobs += _sampling(rows, matrices, taps, height, width)
+    return _run(images, jobs, fill)
+
+
+def _run(images: Tensor, jobs: Sequence[_Job], fill: Fill) -> Tensor:
+    """Sort the images by job, run each job on its own, and put all back in their places."""
     if not jobs:
         return images
     rest = np.setdiff1d(np.arange(len(images)), np.concatenate([job.rows for job in jobs]))
     order = np.concatenate([*(job.rows for job in jobs), rest])
     assert len(order) == len(images), "an image is in two parts"
-    channels = np.array(_per_channel(fill, images.shape[1])).astype(np.uint8)
-    sent = send(images.device, channels, order, np.argsort(order), *(a for job in jobs for a in job.arrays))
-    colour, arrays = sent[0].view(1, -1, 1, 1), iter(sent[3:])
-    sorted_images = images.contiguous().index_select(0, sent[1])
-    room = CHUNK // max(1, images[0].numel())
+    colour = np.array(_per_channel(fill, images.shape[1])).astype(np.uint8).reshape(1, -1, 1, 1)
+    arrays = (array for job in jobs for array in job.arrays)
+    sent = iter(send(images.device, colour, order, np.argsort(order), *arrays))
+    filling, there, back = next(sent), next(sent), next(sent)
+    images = images.contiguous().index_select(0, there)
+    room = CHUNK // max(1, math.prod(images.shape[1:]))
     pieces, start = [], 0
     for job in jobs:
-        inputs = (sorted_images[start : start + len(job.rows)], *(next(arrays) for _ in job.arrays))
-        size = len(images) if images.is_cuda else max(1, room // job.weight)
-        for chunk in zip(*(item.split(size) for item in inputs), strict=True):
-            pieces.append(job.run(*chunk, fill=colour))
-        start += len(job.rows)
-    return torch.cat([*pieces, sorted_images[start:]]).index_select(0, sent[2])
+        stop = start + len(job.rows)
+        inputs = (images[start:stop], *(next(sent) for _ in job.arrays))
+        size = max(1, room // job.memory) if images.device.type == "cpu" else len(images)
+        for first in range(0, stop - start, size):
+            pieces.append(job.run(*(item[first : first + size] for item in inputs), fill=filling))
+        start = stop
+    return torch.cat([*pieces, images[start:]]).index_select(0, back)
 
 
 def send(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
     """Move arrays to a device: to a GPU in one copy, which doesn't wait for it."""
     if device.type == "cpu":
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
-    ends = np.cumsum([-(-array.nbytes // 16) * 16 for array in arrays])  # each starts at a multiple of 16 bytes
-    buffer = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    starts = [0, *ends[:-1].tolist()]
-    for start, array in zip(starts, arrays, strict=True):
-        buffer.numpy()[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    moved = buffer.to(device, non_blocking=True)
+    sizes = [-(-array.nbytes // 16) * 16 for array in arrays]  # each array starts at a multiple of 16 bytes
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for piece, array in zip(buffer.split(sizes), arrays, strict=True):
+        piece.numpy()[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return [
-        moved[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
-        for start, array in zip(starts, arrays, strict=True)
+        piece[: array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        for piece, array in zip(buffer.to(device, non_blocking=True).split(sizes), arrays, strict=True)
     ]
 
 
@@ -287,7 +297,9 @@ def flip(images: Tensor, draw: Draw, probability: float = 0.5) -> Tensor:
     return apply(images, [Part("Mirror", rows, np.zeros(len(rows)))])
 
 
-def pad_crop(images: Tensor, draw: Draw, padding: int = 4, mode: Literal["zero", "reflect"] = "zero") -> Tensor:
+def pad_crop(
+    images: Tensor, draw: Draw, padding: int = 4, mode: Literal["zero", "reflect"] = "zero"
+) -> Tensor:
     """Pad each side, and cut out the old size at a random place."""
     places = np.floor(draw.uniform("place", 2) * (2 * padding + 1)).astype(np.int64)
     return crop_padded(images, places[:, 0], places[:, 1], padding, mode)
@@ -302,7 +314,9 @@ def crop_padded(
     columns = np.arange(width) + left[:, None] - padding
     if mode == "reflect":
         if padding >= min(height, width):
-            raise InputError(f"pad_crop: a reflection of {padding} pixels needs larger images than {height}x{width}")
+            raise InputError(
+                f"pad_crop: a reflection of {padding} pixels needs larger images than {height}x{width}"
+            )
         rows = height - 1 - abs(height - 1 - abs(rows))
         columns = width - 1 - abs(width - 1 - abs(columns))
         source, wide = images.contiguous(), width
@@ -352,20 +366,15 @@ def erase(
     boxes, found = erase_boxes(draw.uniform("box", 4 * ERASE_TRIES)[rows], height, width)
     rows, boxes = rows[found], boxes[found]
     means = np.array(_per_channel(mean, images.shape[1]))
-    if mode == "const":
+    if mode == "const" or not len(rows):
         return apply(images, [Part("Cutout", rows, boxes)], tuple(np.rint(255 * means).astype(int).tolist()))
-    if not len(rows):
-        return images
     deviations = np.array(_per_channel(std, images.shape[1]))
     levels = np.rint(255 * (means[:, None] + deviations[:, None] * _normal_quantiles()))
-    words = (draw.uniform("noise")[rows, 0] * 2.0**32).astype(np.int64)
-    place, box, tables, seeds = send(
-        images.device, rows, boxes, np.clip(levels, 0, 255).astype(np.uint8), words
+    seeds = (draw.uniform("noise")[rows, 0] * 2.0**32).astype(np.int64)
+    tables = send(images.device, np.clip(levels, 0, 255).astype(np.uint8))[0]
+    return _run(
+        images, [_Job(functools.partial(_paint_noise, tables), rows, (boxes, seeds), memory=8)], fill=0
     )
-    chosen = images.index_select(0, place)
-    result = images.clone()
-    result[place] = _paint(chosen, box, _noise(chosen.shape, seeds, tables))
-    return result
 
 
 ERASE_TRIES = 10
@@ -391,10 +400,8 @@ def normalize(
     images: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Return (value / 255 - mean) / std in float."""
-    shift, scale = (
-        torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1).to(images.device, non_blocking=True)
-        for values in ([255 * item for item in mean], [1 / (255 * item) for item in std])
-    )
+    numbers = np.array([mean, std], np.float32).reshape(2, -1, 1, 1) * np.float32(255)
+    shift, scale = send(images.device, numbers[0], 1 / numbers[1])
     return images.float().sub_(shift).mul_(scale).to(dtype)
 
 
@@ -410,7 +417,9 @@ def _one(name: str, images: Tensor, amounts: Amounts, fill: Fill, interpolation:
 
 
 def _tensor(amounts: Amounts, images: Tensor) -> Tensor:
-    return torch.as_tensor(amounts, dtype=torch.float32, device=images.device)
+    if isinstance(amounts, Tensor):
+        return amounts.to(images.device, torch.float32)
+    return torch.tensor(np.asarray(amounts), dtype=torch.float32, device=images.device)
 
 
 def _column(amounts: Amounts, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -479,14 +488,16 @@ def _look_up(images: Tensor, tables: Tensor) -> Tensor:
 def _histograms(images: Tensor) -> Tensor:
     """Count the values of each channel: int64 (batch, channels, 256)."""
     batch, channels = images.shape[:2]
-    if not images.is_cuda:
+    if images.device.type == "cpu":
         first = torch.arange(0, batch * channels * 256, 256, dtype=torch.int32).view(batch, channels, 1, 1)
         counts = torch.bincount((images.to(torch.int32) + first).view(-1), minlength=batch * channels * 256)
         return counts.view(batch, channels, 256)
     # On a GPU bincount waits for the device.
     counts = torch.zeros(batch, channels, 256, dtype=torch.int64, device=images.device)
     places = images.view(batch, channels, -1).long()
-    return counts.scatter_add_(2, places, torch.ones((), dtype=torch.int64, device=images.device).expand_as(places))
+    return counts.scatter_add_(
+        2, places, torch.ones((), dtype=torch.int64, device=images.device).expand_as(places)
+    )
 
 
 def _paint(images: Tensor, boxes: Tensor, colour: Tensor) -> Tensor:
@@ -503,9 +514,12 @@ def _normal_quantiles() -> np.ndarray:
     return torch.special.ndtri((torch.arange(4096, dtype=torch.float64) + 0.5) / 4096).numpy()
 
 
-def _noise(shape: torch.Size, seeds: Tensor, tables: Tensor) -> Tensor:
-    """Return random entries of each channel's table (channels, 4096): a hash of seed and pixel, the same anywhere."""
-    batch, channels, height, width = shape
+def _paint_noise(tables: Tensor, images: Tensor, boxes: Tensor, seeds: Tensor, fill: Tensor) -> Tensor:
+    """Put random entries of each channel's table (channels, 4096) into a box of each image.
+
+    Which entry is a hash of the image's seed and the pixel, in whole numbers, so the same on every device.
+    """
+    batch, channels, height, width = images.shape
     low = 0xFFFFFFFF
     words = (seeds[:, None] + torch.arange(height * width, device=seeds.device) * 0x9E3779B9) & low
     words = ((words ^ (words >> 16)) * 0x7FEB352D) & low
@@ -513,7 +527,7 @@ def _noise(shape: torch.Size, seeds: Tensor, tables: Tensor) -> Tensor:
     words = words ^ (words >> 16)  # (batch, pixels)
     odd = torch.arange(channels, device=seeds.device) * 0x632BE5AA + 0x2545F491
     places = ((words[:, None] * odd[:, None]) & low) >> 20  # (batch, channels, pixels)
-    return tables.expand(batch, -1, -1).gather(2, places).view(shape)
+    return _paint(images, boxes, tables.expand(batch, -1, -1).gather(2, places).view(images.shape))
 
 
 _TAPS: dict[str, int] = {"nearest": 1, "bilinear": 2, "bicubic": 4}
@@ -541,7 +555,7 @@ def _sampling(
     for count in (2, 4):
         if (some := plane & (taps == count)).any():
             smooth = functools.partial(_smooth, taps=count)
-            jobs.append(_Job(smooth, rows[some], (matrices[some].astype(np.float32),), weight=4))
+            jobs.append(_Job(smooth, rows[some], (matrices[some].astype(np.float32),), memory=4))
     return jobs
 
 
@@ -549,7 +563,7 @@ def _fixed_point(matrices: np.ndarray) -> np.ndarray:
     """Return the numbers for pixel corners in 1/65536, rounded as Pillow does, moved by one for the frame of fill."""
     a, b, c, d, e, f = matrices.T
     corners = np.stack([a, b, c + (a + b) / 2 + 1, d, e, f + (d + e) / 2 + 1], axis=1)
-    return np.floor(corners * 65536 + 0.5).astype(np.int32)
+    return np.clip(np.floor(corners * 65536 + 0.5), -(2**29), 2**29).astype(np.int32)
 
 
 def _nearest(images: Tensor, numbers: Tensor, fill: Tensor) -> Tensor:
@@ -588,7 +602,9 @@ def _slide(images: Tensor, first: Tensor, weights: Tensor, limits: Tensor, fill:
     index = (first[:, None].unsqueeze(line) + (steps if axis == 3 else steps[:, None])).clamp_(0, size - 1)
     values = images.gather(axis, index.expand(-1, images.shape[1], -1, -1)).float()
     share = weights[:, :, None].unsqueeze(line)  # (batch, 4, 1, height, 1) or (batch, 4, 1, 1, width)
-    result = torch.addcmul(torch.full((), EPSILON, device=images.device), values.narrow(axis, 0, size), share[:, 0])
+    result = torch.addcmul(
+        torch.full((), EPSILON, device=images.device), values.narrow(axis, 0, size), share[:, 0]
+    )
     for tap in range(1, 4):
         result.addcmul_(values.narrow(axis, tap, size), share[:, tap])
     low, high = limits[:, :, None].unsqueeze(line).unbind(1)
@@ -598,30 +614,38 @@ def _slide(images: Tensor, first: Tensor, weights: Tensor, limits: Tensor, fill:
 
 def _smooth(images: Tensor, matrices: Tensor, fill: Tensor, taps: int) -> Tensor:
     """Show at each pixel the weighted input around the place that its matrix names, or fill."""
-    batch, channels, height, width = images.shape
+    height, width = images.shape[-2:]
     a, b, c, d, e, f = matrices[:, :, None, None].unbind(1)  # each (batch, 1, 1)
     x = torch.arange(width, device=images.device) + 0.5
     y = (torch.arange(height, device=images.device) + 0.5)[:, None]
     column, row = a * x + (b * y + c), d * x + (e * y + f)  # (batch, height, width)
     outside = _outside_plane(column, width) | _outside_plane(row, height)
-    column, row = column.sub_(0.5).clamp_(-1, width - 0.5), row.sub_(0.5).clamp_(-1, height - 0.5)
+    if taps == 2:
+        grid = torch.stack([column.mul_(2 / width).sub_(1), row.mul_(2 / height).sub_(1)], dim=-1)
+        result = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+    else:
+        result = _sample_cubic(images, column.sub_(0.5), row.sub_(0.5))
+    return _fill_where(outside[:, None], _to_bytes(result.add_(EPSILON)), fill)
+
+
+def _sample_cubic(images: Tensor, column: Tensor, row: Tensor) -> Tensor:
+    """Return the bicubic values at places (batch, height, width); torch's grid_sample has another kernel."""
+    batch, channels, height, width = images.shape
+    column, row = column.clamp_(-1, width - 0.5), row.clamp_(-1, height - 0.5)
     left, above = column.floor(), row.floor()
     framed = F.pad(images.float(), (2, 2, 2, 2), mode="replicate").view(batch, channels, -1)
-    wide, reach = width + 4, taps // 2 - 1
-    index = ((above.long() + 2 - reach) * wide + (left.long() + 2 - reach)).view(batch, 1, -1)
-    index = index.expand(-1, channels, -1)
-    last = (taps - 1) * (wide + 1)
-    kernel = _linear if taps == 2 else _cubic
-    across, down = kernel(column - left), kernel(row - above)
-    result = torch.full(images.shape, EPSILON, device=images.device)
-    for j in range(taps):
+    wide = width + 4
+    index = ((above.long() + 1) * wide + (left.long() + 1)).view(batch, 1, -1).expand(-1, channels, -1)
+    reach = framed.shape[2] - 3 * (wide + 1)  # of the first tap's view; the last one's ends with the frame
+    across, down = _cubic(column - left), _cubic(row - above)
+    result = torch.zeros(images.shape, device=images.device)
+    for j in range(4):
         line = torch.zeros_like(result)
-        for i in range(taps):
-            shift = j * wide + i
-            shifted = framed[:, :, shift : framed.shape[2] - last + shift]
-            line.addcmul_(shifted.gather(2, index).view(images.shape), across[i][:, None])
+        for i in range(4):
+            tap = framed[:, :, j * wide + i :][:, :, :reach].gather(2, index)
+            line.addcmul_(tap.view(images.shape), across[i][:, None])
         result.addcmul_(line, down[j][:, None])
-    return _fill_where(outside[:, None], _to_bytes(result), fill)
+    return result
 
 
 def _outside_plane(place: Tensor, size: int) -> Tensor:

@@ -108,9 +108,13 @@ def parse_timm(text: str) -> TimmRandAugment:
             found[field] = kind(match[2])
         except ValueError:
             words = "a whole number" if kind is int else "a number"
-            raise InputError(f"RandAugment string {text!r}: {match[1]} takes {words}, not {match[2]!r}") from None
+            raise InputError(
+                f"RandAugment string {text!r}: {match[1]} takes {words}, not {match[2]!r}"
+            ) from None
     if found.get("probability", 0.0) > 1:
-        raise InputError(f"RandAugment string {text!r}: p is a probability, {found['probability']} is more than 1")
+        raise InputError(
+            f"RandAugment string {text!r}: p is a probability, {found['probability']} is more than 1"
+        )
     if found.get("deviation", 0.0) > 100:
         found["deviation"] = float("inf")
     found["is_increasing"] = bool(found.get("is_increasing", 0))
@@ -169,18 +173,19 @@ def timm_randaugment(
     operations[draw.uniform("whether", layers) >= wanted.probability] = -1
     magnitudes = _magnitudes(draw, wanted) / 10
     signs = np.where(draw.uniform("sign", layers) < 0.5, -1.0, 1.0)
-    is_cubic = draw.uniform("interpolation", layers) < 0.5
+    kinds: Any = ("bilinear", "bicubic") if interpolation == "random" else (interpolation, interpolation)
+    seconds = draw.uniform("interpolation", layers) < 0.5
     sides = {"TranslateX": images.shape[-1], "TranslateY": images.shape[-2]}
     for layer in range(layers):
         parts: list[Part] = []
         for name, rows in _members(names, operations[:, layer]):
             amounts = levels[name](magnitudes[rows, layer], signs[rows, layer]) * sides.get(name, 1)
-            if interpolation != "random" or name not in SIGNED:
-                parts.append(Part(name, rows, amounts, "nearest" if interpolation == "random" else interpolation))
-                continue
-            cubic = is_cubic[rows, layer]
-            parts.append(Part(name, rows[cubic], amounts[cubic], "bicubic"))
-            parts.append(Part(name, rows[~cubic], amounts[~cubic], "bilinear"))
+            if name in SIGNED:
+                second = seconds[rows, layer]
+                parts.append(Part(name, rows[~second], amounts[~second], kinds[0]))
+                parts.append(Part(name, rows[second], amounts[second], kinds[1]))
+            else:
+                parts.append(Part(name, rows, amounts))
         images = apply(images, parts, fill)
     return images
 
@@ -305,7 +310,9 @@ class Ranges:
         return np.zeros(len(step))
 
     def _linear(self, last: float) -> np.ndarray:
-        return torch.linspace(0, last, self.steps).double().numpy()  # torchvision's roundings decide whole pixels
+        return (
+            torch.linspace(0, last, self.steps).double().numpy()
+        )  # torchvision's roundings decide whole pixels
 
 
 def autoaugment(
@@ -325,13 +332,16 @@ def autoaugment(
     whether = draw.uniform("whether", 2)
     signs = np.where(draw.uniform("sign", 2) < 0.5, -1.0, 1.0)
     for turn in range(2):
-        names, probabilities, steps = zip(*(pair[turn] for pair in pairs), strict=True)
-        happens = whether[:, turn] < np.array(probabilities)[chosen]
+        names, probabilities, steps = (
+            np.array(column)[chosen] for column in zip(*(p[turn] for p in pairs), strict=True)
+        )
+        happens = whether[:, turn] < probabilities
         parts = []
-        for name in sorted(set(names)):
-            rows = np.flatnonzero(happens & (np.array(names)[chosen] == name))
-            amounts = ranges.amounts(name, np.array(steps)[chosen[rows]], signs[rows, turn])
-            parts.append(Part(name, rows, amounts, interpolation))
+        for name in sorted({pair[turn][0] for pair in pairs}):
+            rows = np.flatnonzero(happens & (names == name))
+            parts.append(
+                Part(name, rows, ranges.amounts(name, steps[rows], signs[rows, turn]), interpolation)
+            )
         images = apply(images, parts, fill)
     return images
 

@@ -118,11 +118,8 @@ def open_shards(
     else:
         naming = index_shards(chosen.naming) if classes is None else indices
         seen = [label for index in naming.values() for label in index.labels]
-        source.class_names, origin, order = (
-            name_classes(read_labels(seen)),
-            next(iter(naming)),
-            "sorted by name",
-        )
+        source.class_names = name_classes(read_labels(seen))
+        origin, order = next(iter(naming)), "sorted by name"
     labels = read_labels(values, source.class_names)
     source.labels = number_labels(labels, source.class_names, source.where, origin)
     source.notes = (*chosen.notes, say_classes(name, source.class_names, order))

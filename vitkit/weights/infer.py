@@ -20,6 +20,8 @@ from vitkit.models.configs import (
 from vitkit.models.names import SIZES
 from vitkit.weights.files import Tensors
 
+Sizes = list[tuple[int, int]]
+
 # What a name fixes and a file must agree with.
 SHAPE_FIELDS = (
     "width depth heads mlp_width patch backbone_units backbone_width units width_factor tokenizer kernel convolutions"
@@ -34,21 +36,24 @@ def infer_config(
     `settings` come from the file's layout or its config; `named` is the model the user named, and
     `image_size` the size the user wants. Both help where shapes leave a choice: heads, non-square grids.
     """
-    sizes = [settings.get("image_size"), image_size, named.size if named else None]
-    hints = [as_size(size if isinstance(size, int) else tuple(size)) for size in sizes if size is not None]
+    sizes = [settings.get("image_size"), named.size if named else None]
+    stated = [as_size(size if isinstance(size, int) else tuple(size)) for size in sizes if size is not None]
+    asked = [] if image_size is None else [as_size(image_size)]
     if "patch_embed.proj.weight" in tensors:
-        config = _vit(tensors, settings, named, hints)
-    elif "stem.conv.weight" in tensors:
-        config = _resnet(tensors, settings, hints)
-    elif "tokenizer.conv_layers.0.0.weight" in tensors:
-        config = _compact(tensors, settings, named, hints)
-    else:
-        raise InputError("the file holds no model of a known family")
-    return config
+        return _vit(tensors, settings, named, stated, asked)
+    if "stem.conv.weight" in tensors:
+        return _resnet(tensors, settings, [*asked, *stated])
+    if "tokenizer.conv_layers.0.0.weight" in tensors:
+        return _compact(tensors, settings, named, stated, asked)
+    raise InputError("the file holds no model of a known family")
 
 
 def _vit(
-    tensors: Tensors, settings: dict[str, Any], named: ModelConfig | None, hints: list[tuple[int, int]]
+    tensors: Tensors,
+    settings: dict[str, Any],
+    named: ModelConfig | None,
+    stated: Sizes,
+    asked: Sizes,
 ) -> ModelConfig:
     patch = tensors["patch_embed.proj.weight"]
     width = patch.shape[0]
@@ -80,7 +85,7 @@ def _vit(
         table = tensors["pos_embed"]
         found["positions_at"] = "every_layer" if table.shape[0] > 1 else "stem"
         probe = _probe(family, found, settings, (10**6, 10**6))
-        grid_size, has_prefix = _grid_size(table.shape[1], probe, settings, hints)
+        grid_size, has_prefix = _grid_size(table.shape[1], probe, settings, stated, asked)
         found |= {"image_size": grid_size, "prefix_positions": has_prefix}
     else:
         if "pos_embed_x" in tensors:
@@ -89,7 +94,7 @@ def _vit(
             found["positions"] = "relative"
         elif "positions" in settings:  # fixed tables leave no trace
             found["positions"] = settings["positions"]
-        found["image_size"] = hints[0] if hints else (224, 224)
+        found["image_size"] = next(iter([*asked, *stated]), (224, 224))
     return from_dict(family, {**settings, **found}, "weight file")
 
 
@@ -100,22 +105,21 @@ def _probe(
 
 
 def _grid_size(
-    rows: int, probe: ViTConfig, settings: dict[str, Any], hints: list[tuple[int, int]]
+    rows: int, probe: ViTConfig, settings: dict[str, Any], stated: Sizes, asked: Sizes
 ) -> tuple[tuple[int, int], bool]:
-    """Return the image size that a position table of this many rows belongs to, and whether it has prefix rows."""
-    prefix = probe.num_prefix
-    stated = settings.get("prefix_positions")
-    layouts = [stated] if stated is not None else [True, False]
-    for has_prefix in layouts:
-        patches = rows - (prefix if has_prefix else 0)
-        for size in hints:
-            if dataclasses.replace(probe, image_size=size).num_patches == patches:
-                return size, has_prefix
-    for has_prefix in layouts:
-        patches = rows - (prefix if has_prefix else 0)
-        side = math.isqrt(max(0, patches))
-        if side and side * side == patches:
-            return (side * probe.stride, side * probe.stride), has_prefix
+    """Return the image size that a position table of this many rows belongs to, and whether it has prefix rows.
+
+    A size that was stated comes before a square, and a square before a size that was asked for: asking for
+    112x448 pixels does not mean that a table of 14 x 14 rows was made for them.
+    """
+    layouts = [True, False] if settings.get("prefix_positions") is None else [settings["prefix_positions"]]
+    choices = [(has_prefix, rows - has_prefix * probe.num_prefix) for has_prefix in layouts]
+    sides = [math.isqrt(patches) * probe.stride for _, patches in choices if patches > 0]
+    for sizes in (stated, [(side, side) for side in sides], asked):
+        for has_prefix, patches in choices:
+            for size in sizes:
+                if dataclasses.replace(probe, image_size=size).num_patches == patches:
+                    return size, has_prefix
     raise InputError(
         f"the position table has {rows} rows, which is no square grid; give the image size it was made for"
     )
@@ -156,7 +160,7 @@ def _backbone(tensors: Tensors) -> dict[str, Any]:
     return {"backbone_units": units, "backbone_width": stem.shape[0], "channels": stem.shape[1]}
 
 
-def _resnet(tensors: Tensors, settings: dict[str, Any], hints: list[tuple[int, int]]) -> ModelConfig:
+def _resnet(tensors: Tensors, settings: dict[str, Any], hints: Sizes) -> ModelConfig:
     stem = tensors["stem.conv.weight"]
     if stem.shape[0] % 64:
         raise InputError(f"the ResNet's stem has {stem.shape[0]} channels, expected a multiple of 64")
@@ -171,7 +175,11 @@ def _resnet(tensors: Tensors, settings: dict[str, Any], hints: list[tuple[int, i
 
 
 def _compact(
-    tensors: Tensors, settings: dict[str, Any], named: ModelConfig | None, hints: list[tuple[int, int]]
+    tensors: Tensors,
+    settings: dict[str, Any],
+    named: ModelConfig | None,
+    stated: Sizes,
+    asked: Sizes,
 ) -> ModelConfig:
     first = tensors["tokenizer.conv_layers.0.0.weight"]
     patches = "tokenizer.conv_layers.0.0.bias" in tensors
@@ -197,8 +205,8 @@ def _compact(
         "pool": "seqpool" if "classifier.attention_pool.weight" in tensors else "token",
         "positions": "none" if table is None else "sine" if same and same.positions == "sine" else "learned",
     }
-    sizes = [*hints, *[(side, side) for side in range(8, 1025, 8)]]
-    for size in sizes:
+    squares = [(side, side) for side in (32, *range(8, 1025, 8)) if side >= first.shape[2]]
+    for size in [*stated, *squares, *asked] if table is not None else [*asked, *stated, *squares]:
         config = from_dict(CompactConfig, {**settings, **found, "image_size": size}, "weight file")
         if table is None or config.num_tokens == table.shape[1]:
             return config
