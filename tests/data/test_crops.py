@@ -23,7 +23,7 @@ def picture(height: int, width: int) -> torch.Tensor:
 def test_a_box_lies_in_the_image(height: int, width: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     top, left, box_height, box_width = crops.inception_box(height, width, random, (0.05, 1.0), (0.75, 4 / 3))
-    assert 0 <= top and 0 <= left and box_height >= 1 and box_width >= 1
+    assert top >= 0 and left >= 0 and box_height >= 1 and box_width >= 1
     assert top + box_height <= height and left + box_width <= width
 
 
@@ -49,8 +49,12 @@ def test_crops_cut() -> None:
     image = picture(30, 40)
     assert torch.equal(crops.central_crop(image, RANDOM, (20, 10)), reference.center_crop(image, [20, 10]))
     cut = crops.random_crop(image, np.random.default_rng(3), 16)
-    places = [(y, x) for y in range(15) for x in range(25) if torch.equal(image[:, y : y + 16, x : x + 16], cut)]
+    places = [
+        (y, x) for y in range(15) for x in range(25) if torch.equal(image[:, y : y + 16, x : x + 16], cut)
+    ]
     assert len(places) == 1
     with pytest.raises(InputError) as error:
         crops.central_crop(image, RANDOM, 32)
-    assert str(error.value) == "central_crop(32x32) needs larger images than 30x40: put resize_small before it"
+    assert (
+        str(error.value) == "central_crop(32x32) needs larger images than 30x40: put resize_small before it"
+    )

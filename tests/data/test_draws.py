@@ -21,7 +21,11 @@ def test_numbers_are_uniform_and_unrelated() -> None:
 
 def test_seed_stream_and_position_all_matter() -> None:
     base = uniform(0, "a", np.array([5]))
-    for other in (uniform(1, "a", np.array([5])), uniform(0, "b", np.array([5])), uniform(0, "a", np.array([6]))):
+    for other in (
+        uniform(1, "a", np.array([5])),
+        uniform(0, "b", np.array([5])),
+        uniform(0, "a", np.array([6])),
+    ):
         assert base != other
     assert generator(0, "a", 5).random() != generator(0, "a", 6).random()
 

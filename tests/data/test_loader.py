@@ -19,7 +19,7 @@ from vitkit import InputError
 from vitkit.data.loader import CHUNK, Batch, EvaluationLoader, Loader
 from vitkit.data.open import open_data
 from vitkit.data.pipeline import parse_pipeline
-from vitkit.data.source import Picture, Source
+from vitkit.data.sources.source import Picture, Source
 
 TRAIN = "inception_crop(24)|flip|randaugment(2,10)|erase(0.5)|mix(0.8,1.0)"
 
@@ -36,7 +36,9 @@ class Files(Source):
         self.files = []
         for number in range(count):
             pixels = random.integers(0, 256, (4, 5, 3), np.uint8)
-            image = Image.fromarray(pixels).resize((40 + number % 7, 36 + number % 5), Image.Resampling.BICUBIC)
+            image = Image.fromarray(pixels).resize(
+                (40 + number % 7, 36 + number % 5), Image.Resampling.BICUBIC
+            )
             buffer = io.BytesIO()
             image.save(buffer, "JPEG", quality=90)
             self.files.append(buffer.getvalue())
@@ -184,7 +186,9 @@ def test_waiting_is_measured() -> None:
 
 
 @settings(deadline=None, max_examples=20)
-@given(count=st.integers(1, 130), batch_size=st.integers(1, 70), ranks=st.integers(1, 4), memory=st.booleans())
+@given(
+    count=st.integers(1, 130), batch_size=st.integers(1, 70), ranks=st.integers(1, 4), memory=st.booleans()
+)
 def test_evaluation_sees_every_image_once(count: int, batch_size: int, ranks: int, memory: bool) -> None:
     source: Source = Pixels(count) if memory else Files(count)
     seen = []

@@ -12,7 +12,7 @@ from vitkit.data import memory
 from vitkit.data.draws import Draw
 from vitkit.data.memory import MemoryFetcher, in_memory, resample_boxes
 from vitkit.data.pipeline import Step
-from vitkit.data.source import Source
+from vitkit.data.sources.source import Source
 
 BOXES = np.array(
     [[0, 0, 40, 56], [3, 5, 20, 30], [10, 10, 8, 9], [0, 0, 40, 20], [5, 7, 33, 41], [39, 55, 1, 1]]
@@ -39,10 +39,12 @@ def test_inception_crop_keeps_to_its_ranges(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(memory, "resample_boxes", lambda images, box, size, interpolation: boxes.append(box))
     memory.inception_crop(pictures(4000, 40, 60), Draw(0, 0, np.arange(4000)), 16, area_min=0.2, area_max=0.6)
     top, left, height, width = boxes[0].T
-    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 40).all() and (left + width <= 60).all()
+    assert (
+        (top >= 0).all() and (left >= 0).all() and (top + height <= 40).all() and (left + width <= 60).all()
+    )
     share = height * width / (40 * 60)
     assert 0.17 < share.min() < 0.22 and 0.55 < share.max() < 0.63
-    assert (0.7 < width / height).all() and (width / height < 1.4).all()
+    assert (width / height > 0.7).all() and (width / height < 1.4).all()
     assert abs(share.mean() - 0.4) < 0.03
 
 

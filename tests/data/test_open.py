@@ -67,7 +67,7 @@ def test_what_is_no_data_says_what_was_expected(
     (tmp_path / "photos").mkdir()
     for name in ("a.png", "b.npy", "c.tar.gz"):
         (tmp_path / "photos" / name).write_bytes(b"")
-    monkeypatch.setattr("vitkit.data.files.remote", lambda url: (None, url))
+    monkeypatch.setattr("vitkit.data.sources.files.remote", lambda url: (None, url))
     with pytest.raises(InputError) as error:
         open_data(spec, default="train")
     assert message in str(error.value)

@@ -34,7 +34,10 @@ def test_sizes() -> None:
         ("flip|resize(3)", "pipeline 'flip|resize(3)': resize works per image; put it before batch steps"),
         ("inception_crop", "inception_crop needs size, as in inception_crop(size=...)"),
         ("inception_crop(a)", "inception_crop: size is 'a'; expected a whole number"),
-        ("resize(8,interpolation=linear)", "resize: interpolation is 'linear'; expected one of 'bilinear', 'bicubic'"),
+        (
+            "resize(8,interpolation=linear)",
+            "resize: interpolation is 'linear'; expected one of 'bilinear', 'bicubic'",
+        ),
         ("flip(0.5,1)", "flip takes at most 1 arguments: probability"),
         ("flip(chance=1)", "flip has no argument 'chance'"),
         ("flip(0.5,probability=0.5)", "flip is given probability twice"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitkit.data.cache import content_hashes
-from vitkit.data.source import stratified_split
+from vitkit.data.sources.source import stratified_split
 from vitkit.data.splits import choose_files, choose_split, split_of_file
 from vitkit.errors import InputError
 

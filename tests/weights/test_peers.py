@@ -37,6 +37,7 @@ from vitkit.weights.infer import infer_config
 from vitkit.weights.load import LoadedModel, account, load_model
 
 TOLERANCE = 1e-5
+TIMM_MODELS = frozenset(timm.list_models())
 TINY = dict(embed_dim=32, depth=2, num_heads=2, img_size=32, patch_size=8, num_classes=7)
 # timm's arguments beside TINY, and what our config must say.
 TIMM_VITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -246,7 +247,7 @@ def test_every_architecture_that_timm_has(name: str) -> None:
     """timm, given our config.json's architecture and arguments, has exactly our tensors."""
     config = model_config(name)
     if reason := timm_layout.unsupported(config):
-        assert timm_layout.other_name(name) not in timm.list_models(), f"{name}: {reason}"
+        assert timm_layout.other_name(name) not in TIMM_MODELS, f"{name}: {reason}"
         return
     document = timm_layout.describe(config, Preprocessing(config.size))
     arguments = {"num_classes": document["num_classes"], **document["model_args"]}

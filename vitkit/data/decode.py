@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode
 
 from vitkit.data.images import read_image
-from vitkit.data.source import Picture
+from vitkit.data.sources.source import Picture
 from vitkit.errors import InputError
 
 _JPEG = b"\xff\xd8\xff"

@@ -14,7 +14,7 @@ from vitkit.data.decode import decode
 from vitkit.data.draws import generator
 from vitkit.data.order import Order
 from vitkit.data.pipeline import IMAGE_STEPS, Step
-from vitkit.data.source import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 
 BadImages = Literal["error", "skip"]

@@ -18,7 +18,7 @@ from vitkit.data.fetch import BadImages, Fetched, Fetcher
 from vitkit.data.memory import MemoryFetcher, in_memory
 from vitkit.data.order import Order, Sampling
 from vitkit.data.pipeline import Pipeline, batch_steps, mix_steps
-from vitkit.data.source import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 
 Batch = dict[str, Tensor]

@@ -17,7 +17,7 @@ from vitkit.data.crops import Interpolation
 from vitkit.data.decode import decode
 from vitkit.data.draws import Draw
 from vitkit.data.pipeline import Step
-from vitkit.data.source import Picture, Source
+from vitkit.data.sources.source import Picture, Source
 from vitkit.errors import InputError
 from vitkit.models.configs import Size, as_size
 

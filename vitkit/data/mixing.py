@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitkit.data.draws import Draw
+from vitkit.data.operations import CHUNK
 from vitkit.errors import InputError
 
 
@@ -48,9 +51,15 @@ def blend(images: Tensor, targets: Tensor, weight: float, group: int) -> tuple[T
     if images.is_floating_point():
         mixed = images * weight + _neighbours(images, group) * (1 - weight)
     else:
-        sums = images.float().mul_(weight).add_(_neighbours(images, group).float(), alpha=1 - weight)
-        mixed = sums.round_().to(torch.int16).to(images.dtype)  # the direct cast isn't vectorised
+        groups = max(1, CHUNK // (group * math.prod(images.shape[1:])))
+        size = group * groups if images.device.type == "cpu" else len(images)
+        mixed = torch.cat([_blend_bytes(part, weight, group) for part in images.split(size)])
     return mixed, targets * weight + _neighbours(targets, group) * (1 - weight)
+
+
+def _blend_bytes(images: Tensor, weight: float, group: int) -> Tensor:
+    sums = images.float().mul_(weight).add_(_neighbours(images, group).float(), alpha=1 - weight)
+    return sums.round_().to(torch.int16).to(torch.uint8)  # the direct cast isn't vectorised
 
 
 def paste(

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vitkit.data.files import find_files, is_url, without_query
 from vitkit.data.images import EXTENSIONS
-from vitkit.data.source import Source, match_classes, take
+from vitkit.data.sources.files import find_files, is_url, without_query
+from vitkit.data.sources.source import Source, match_classes, take
+from vitkit.data.sources.vision import DATA_SETS
 from vitkit.data.spec import DataSpec, parse_spec
 from vitkit.data.splits import Default, choose_split
-from vitkit.data.vision import DATA_SETS
 from vitkit.errors import InputError, did_you_mean
 
 BUILT_IN = ("digits", "shapes")
@@ -36,7 +36,7 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
     if spec.source == "pipe" or spec.source.startswith("pipe:"):
         raise InputError("pipe: runs a shell command and is refused; give the files or their URL")
     if spec.source.startswith("hf-hub:"):
-        from vitkit.data.hub import open_hub
+        from vitkit.data.sources.hub import open_hub
 
         return open_hub(spec, default)
     if spec.is_path:
@@ -44,7 +44,7 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
     if spec.source in BUILT_IN:
         return _open_built_in(spec, default)
     if spec.source in DATA_SETS:
-        from vitkit.data.vision import open_vision
+        from vitkit.data.sources.vision import open_vision
 
         return open_vision(spec, default)
     raise _unknown(spec.source)
@@ -53,7 +53,7 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
 def _open_files(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> Source:
     files = find_files(spec.source)
     if os.path.isdir(files[0]):
-        from vitkit.data.folder import open_folder
+        from vitkit.data.sources.folder import open_folder
 
         return open_folder(files[0], spec, default, classes)
     suffixes = {os.path.splitext(without_query(file))[1].lower() for file in files}
@@ -63,17 +63,17 @@ def _open_files(spec: DataSpec, default: Default, classes: Sequence[str] | None)
         )
     [suffix] = suffixes
     if suffix == ".tar":
-        from vitkit.data.shards import open_shards
+        from vitkit.data.sources.shards import open_shards
 
         return open_shards(files, spec, default, classes)
     if is_url(spec.source):
         raise InputError(f"{spec.source}: only tar shards are read through URLs; copy other data here first")
     if suffix == ".parquet":
-        from vitkit.data.parquet import open_parquet
+        from vitkit.data.sources.parquet import open_parquet
 
         return open_parquet(files, spec, default)
     if suffix == ".csv" and len(files) == 1:
-        from vitkit.data.table import open_table
+        from vitkit.data.sources.table import open_table
 
         return open_table(files[0], spec, default)
     if suffix in (".gz", ".tgz", ".zip", ".bz2", ".xz"):
@@ -87,12 +87,12 @@ def _open_files(spec: DataSpec, default: Default, classes: Sequence[str] | None)
 def _open_built_in(spec: DataSpec, default: Default) -> Source:
     source: Source
     if spec.source == "digits":
-        from vitkit.data import digits
+        from vitkit.data.sources import digits
 
         split, notes = choose_split(_names(digits.SPLITS), spec.split, default, "digits")
         source = digits.Digits(split)
     else:
-        from vitkit.data import shapes
+        from vitkit.data.sources import shapes
 
         split, notes = choose_split(_names(shapes.SPLITS), spec.split, default, "shapes")
         given: dict[str, Any] = {"label": spec.label, "size": spec.size}

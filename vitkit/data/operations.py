@@ -279,12 +279,13 @@ def _run(images: Tensor, jobs: Sequence[_Job], fill: Fill) -> Tensor:
 
 def send(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
     """Move arrays to a device: to a GPU in one copy, which doesn't wait for it."""
+    arrays = tuple(map(np.ascontiguousarray, arrays))
     if device.type == "cpu":
-        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        return list(map(torch.from_numpy, arrays))
     sizes = [-(-array.nbytes // 16) * 16 for array in arrays]  # each array starts at a multiple of 16 bytes
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
     for piece, array in zip(buffer.split(sizes), arrays, strict=True):
-        piece.numpy()[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        piece.numpy()[: array.nbytes] = array.reshape(-1).view(np.uint8)
     return [
         piece[: array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
         for piece, array in zip(buffer.to(device, non_blocking=True).split(sizes), arrays, strict=True)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vitkit.data.cache import content_hashes
-from vitkit.data.source import Source, Subset, stratified_split
+from vitkit.data.sources.source import Source, Subset, stratified_split
 from vitkit.errors import InputError, did_you_mean
 
 Default = Literal["train", "measure"]

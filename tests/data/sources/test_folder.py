@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from vitkit.data.decode import decode
 from vitkit.data.open import open_data
-from vitkit.data.source import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 Png = Callable[[int], bytes]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vitkit.data.labels import Label, clean, name_classes, number_labels, say_classes
-from vitkit.data.parquet import IMAGES, LABELS
-from vitkit.data.source import Picture, Source
+from vitkit.data.sources.labels import Label, clean, name_classes, number_labels, say_classes
+from vitkit.data.sources.parquet import IMAGES, LABELS
+from vitkit.data.sources.source import Picture, Source
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import WORDS, Default, choose_split
 from vitkit.errors import InputError

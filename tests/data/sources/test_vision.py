@@ -19,7 +19,7 @@ from torchvision import datasets
 
 from vitkit.data.decode import decode
 from vitkit.data.open import open_data
-from vitkit.data.vision import DATA_SETS
+from vitkit.data.sources.vision import DATA_SETS
 from vitkit.errors import InputError
 
 RANDOM = np.random.default_rng(0)

@@ -7,8 +7,8 @@ import os
 
 import numpy as np
 
-from vitkit.data.labels import clean, name_classes, number_labels, say_classes
-from vitkit.data.source import Files, Source
+from vitkit.data.sources.labels import clean, name_classes, number_labels, say_classes
+from vitkit.data.sources.source import Files, Source
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, WORDS, Default, choose_split, make_split
 from vitkit.errors import InputError

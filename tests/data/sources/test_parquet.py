@@ -13,12 +13,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from vitkit.data import parquet
 from vitkit.data.decode import decode
 from vitkit.data.open import open_data
+from vitkit.data.sources import parquet
 from vitkit.errors import InputError
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
 
 def write(path: Path, labels: Any, group: int = 3, start: int = 0, **columns: Any) -> None:

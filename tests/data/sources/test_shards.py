@@ -22,9 +22,9 @@ import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.data import shards
 from vitkit.data.open import open_data
-from vitkit.data.source import Source
+from vitkit.data.sources import shards
+from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 
 Png = Callable[[int], bytes]

@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from vitkit.data.draws import Draw
-from vitkit.data.shapes import LABELS, SHAPES, SPAN, SPLITS, Shapes, _many_things
+from vitkit.data.sources.shapes import LABELS, SHAPES, SPAN, SPLITS, Shapes, _many_things
 from vitkit.errors import InputError
 
 # SHA-256 of images 0, 1 and a distant one, 40 pixels wide: whoever changes a scene changes everyone's data set.
@@ -31,7 +31,7 @@ DIGESTS = {
     "distance": "84a7d11fae13098e",
 }
 DIGEST = """
-import hashlib, numpy, vitkit.data.shapes as shapes
+import hashlib, numpy, vitkit.data.sources.shapes as shapes
 for label in shapes.LABELS:
     images = shapes.Shapes("val", label, size=40, count=1).render(numpy.array([0, 1, 10**12]))
     print(label, hashlib.sha256(images.tobytes()).hexdigest()[:16])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.data.source import Files, Source, match_classes, take
+from vitkit.data.sources.source import Files, Source, match_classes, take
 from vitkit.data.spec import parse_spec
 from vitkit.errors import InputError
 

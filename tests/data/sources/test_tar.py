@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.data.tar import BLOCK, list_members
+from vitkit.data.sources.tar import BLOCK, list_members
 from vitkit.errors import InputError
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=160).filter(

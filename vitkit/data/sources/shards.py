@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vitkit.data.cache import cache_file, keep
-from vitkit.data.files import ask, is_url, remote
 from vitkit.data.images import EXTENSIONS
-from vitkit.data.labels import (
+from vitkit.data.sources.files import ask, is_url, remote
+from vitkit.data.sources.labels import (
     clean,
     find_names,
     name_classes,
@@ -25,10 +25,10 @@ from vitkit.data.labels import (
     read_labels,
     say_classes,
 )
-from vitkit.data.source import Source
+from vitkit.data.sources.source import Source
+from vitkit.data.sources.tar import list_members
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
-from vitkit.data.tar import list_members
 from vitkit.errors import InputError
 
 # KEY.SUFFIX, the key up to the first dot of the file's name: what webdataset groups by.

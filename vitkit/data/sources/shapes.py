@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from vitkit.data.draws import Draw, bits
-from vitkit.data.source import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import InputError, did_you_mean
 
 Array = np.ndarray

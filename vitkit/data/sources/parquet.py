@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitkit.data.labels import Label, clean, find_names, name_classes, number_labels, say_classes
-from vitkit.data.source import Source
+from vitkit.data.sources.labels import Label, clean, find_names, name_classes, number_labels, say_classes
+from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
 from vitkit.errors import InputError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from vitkit.data.digits import SPLITS, Digits
+from vitkit.data.sources.digits import SPLITS, Digits
 from vitkit.errors import InputError
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.data.files import expand_braces, find_files
+from vitkit.data.sources.files import expand_braces, find_files
 from vitkit.errors import InputError
 
 PARTS = st.one_of(

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.data.cache import cache_folder
-from vitkit.data.labels import say_classes
-from vitkit.data.source import Files, Picture, Source
+from vitkit.data.sources.labels import say_classes
+from vitkit.data.sources.source import Files, Picture, Source
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, Default, choose_split, make_split
 from vitkit.errors import InputError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitkit.data.source import Source
+from vitkit.data.sources.source import Source
 from vitkit.errors import InputError, did_you_mean
 
 # First image, and first image after. The data is the test set of UCI's, in its order: 13 writers filled in 14 forms
