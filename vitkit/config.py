@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ def override(config: D, settings: Mapping[str, Any], where: str) -> D:
 
 def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings converted to the types of the fields of `cls`, or raise InputError."""
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls) if field.init]
     checked = {}
     for name, value in settings.items():
@@ -64,6 +65,12 @@ def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], wh
             expected = describe(hints[name])
             raise InputError(f"{name} in {where} is {value!r}; expected {expected}") from None
     return checked
+
+
+@functools.cache
+def type_hints(cls: type[DataclassInstance]) -> dict[str, Any]:
+    """Return the annotations of a class; resolving them is slow."""
+    return typing.get_type_hints(cls)
 
 
 def convert(value: Any, hint: Any) -> Any:

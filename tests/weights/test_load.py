@@ -69,12 +69,10 @@ def test_a_name_alone_is_untrained() -> None:
     config = loaded.model.config
     assert (config.size, config.num_classes, config.channels) == ((48, 48), 4, 1)
     assert loaded.preprocessing == default_preprocessing(config)
-    assert loaded.notes == (
-        "mu/16 is untrained: its weights are random and its head is zero, so every class is equally likely",
-    )
+    assert loaded.notes == ("mu/16 is untrained: its weights are random, and its answers mean nothing",)
     assert not loaded.model.training
     assert load_model("CCT-2/3x2").notes == (
-        "CCT-2/3x2 is untrained: its weights are random, and so are its answers",
+        "CCT-2/3x2 is untrained: its weights are random, and its answers mean nothing",
     )
 
 
@@ -601,3 +599,10 @@ def test_conversion_resamples_and_replaces(ours: LoadedModel, file: Path, tmp_pa
     assert (result["image_size"], result["num_classes"]) == ([32, 64], 5)
     config = load_model(tmp_path / "out").model.config
     assert (config.size, config.num_classes, config.channels) == ((32, 64), 5, 1)
+
+
+def test_a_size_in_the_name_is_the_size_asked_for(tmp_path: Path) -> None:
+    model = vitkit.create_model("Ti/16", image_size=64, num_classes=3)
+    save_file(model.state_dict(), tmp_path / "ti.safetensors")
+    assert load_model(f"Ti/16@{tmp_path}/ti.safetensors").model.config.size == (64, 64)
+    assert load_model(f"vit_tiny_patch16_96@{tmp_path}/ti.safetensors").model.config.size == (96, 96)

@@ -100,10 +100,12 @@ def hue(images: Tensor, amounts: Amounts) -> Tensor:
 
 def autocontrast(images: Tensor, amounts: Amounts = ()) -> Tensor:
     """Stretch each channel from its lowest and highest value to 0 and 255; there is no amount."""
-    low, high = (edge(dim=(2, 3)).to(torch.int32)[..., None] for edge in (images.amin, images.amax))
-    levels = torch.arange(256, device=images.device, dtype=torch.int32)
-    tables = (levels - low) * 255 // (high - low).clamp_(min=1)  # (batch, channels, 256)
-    return _look_up(images, torch.where(high > low, tables.clamp_(0, 255), levels).to(torch.uint8))
+    dtype = torch.float32 if images.device.type == "mps" else torch.float64  # Pillow's, which MPS lacks
+    low, high = (edge(dim=(2, 3)).to(dtype)[..., None] for edge in (images.amin, images.amax))
+    levels = torch.arange(256, device=images.device, dtype=dtype)
+    scale = torch.full_like(low, 255).div_((high - low).clamp_(min=1))  # 255 / tensor would round twice
+    tables = torch.where(high > low, levels * scale + -low * scale, levels)  # (batch, channels, 256)
+    return _look_up(images, _to_bytes(tables))
 
 
 def equalize(images: Tensor, amounts: Amounts = ()) -> Tensor:
@@ -598,19 +600,24 @@ def _slide_arrays(moves: np.ndarray, taps: np.ndarray, size: int) -> tuple[np.nd
 
 def _slide(images: Tensor, first: Tensor, weights: Tensor, limits: Tensor, fill: Tensor, axis: int) -> Tensor:
     """Move each row (axis 3) or column (axis 2) by a distance of its own, smoothly."""
+    batch, channels, height, width = images.shape
     size, line = images.shape[axis], (-1 if axis == 3 else -2)
     steps = torch.arange(size + 3, device=images.device)
-    index = (first[:, None].unsqueeze(line) + (steps if axis == 3 else steps[:, None])).clamp_(0, size - 1)
-    values = images.gather(axis, index.expand(-1, images.shape[1], -1, -1)).float()
+    if axis == 3:
+        index = (first[:, :, None] + steps).clamp_(0, width - 1)
+        index += torch.arange(0, height * width, width, device=images.device)[:, None]
+    else:
+        index = (first[:, None] + steps[:, None]).clamp_(0, height - 1).mul_(width)
+        index += torch.arange(width, device=images.device)
+    values = images.view(batch, channels, -1).gather(2, index.view(batch, 1, -1).expand(-1, channels, -1))
+    values = values.float().view(batch, channels, *index.shape[1:])
     share = weights[:, :, None].unsqueeze(line)  # (batch, 4, 1, height, 1) or (batch, 4, 1, 1, width)
-    result = torch.addcmul(
-        torch.full((), EPSILON, device=images.device), values.narrow(axis, 0, size), share[:, 0]
-    )
+    result = values.narrow(axis, 0, size) * share[:, 0]
     for tap in range(1, 4):
         result.addcmul_(values.narrow(axis, tap, size), share[:, tap])
     low, high = limits[:, :, None].unsqueeze(line).unbind(1)
     place = (steps[:size] if axis == 3 else steps[:size, None]).to(torch.int16)
-    return _fill_where(_outside(place, low, high), _to_bytes(result), fill)
+    return _fill_where(_outside(place, low, high), _to_bytes(result.add_(EPSILON)), fill)
 
 
 def _smooth(images: Tensor, matrices: Tensor, fill: Tensor, taps: int) -> Tensor:

@@ -138,6 +138,13 @@ def model_config(name: str, **settings: Any) -> ModelConfig:
     return from_dict(family, {**fields, **settings}, f"model {name!r}")
 
 
+def size_in_name(name: str) -> int | None:
+    """Return the image size that a name in timm's dialect ends in, if it does."""
+    if name.startswith(("vit_", "cct_", "cvt_")):
+        return _parse(name)[1].get("image_size")
+    return None
+
+
 def canonical_name(name: str) -> str:
     """Return the papers' name of a model, without its image size or classes."""
     if match := _TIMM_VIT.fullmatch(name):

@@ -70,6 +70,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):

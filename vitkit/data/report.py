@@ -1,0 +1,274 @@
+"""What is in a data set: splits, classes, balance, sizes, what can't be read, copies, and images of another set."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from vitkit.data.decode import decode
+from vitkit.data.images import FORMATS
+from vitkit.data.open import open_data
+from vitkit.data.parts import JOINT, Progress, Unreadable, open_splits, work_through
+from vitkit.data.sheet import count_classes, spread, write_sheet
+from vitkit.data.sources.source import Picture, Source
+from vitkit.data.spec import DataSpec, parse_spec
+from vitkit.errors import InputError
+
+
+class Look(NamedTuple):
+    """What one image is, as the loader sees it: upright, RGB, 8 bits."""
+
+    digest: bytes
+    "Of height, width and pixels: the same for the same pixels in any file."
+    height: int
+    width: int
+    mode: str
+    "Pillow's, as stored: RGB, L, P, CMYK, ..."
+    format: str
+
+
+@dataclass
+class Part:
+    """A split and what its images turned out to be."""
+
+    source: Source
+    is_shown: bool
+    "Whether the report is on it; others are only compared with."
+    indices: np.ndarray
+    "The images to read."
+    looks: dict[int, Look] = field(default_factory=dict)
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+
+def data(
+    spec: str | DataSpec,
+    *,
+    against: str | DataSpec | None = None,
+    images: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Read every image of a data set and return what was found.
+
+    against: another set, whose images are looked for in this one.
+    images: read at most so many of each split, evenly spread.
+    out: PNG to draw some images of each class on.
+    """
+    spec = parse_spec(spec) if isinstance(spec, str) else spec
+    if images is not None and images < 1:
+        raise InputError(f"images is {images}; expected 1 or more")
+    sheet = None if out is None else _target(Path(out).expanduser(), force)
+    parts = [
+        Part(source, is_shown, spread(len(source), images or len(source))) for source, is_shown in _open(spec)
+    ]
+    shown = [part for part in parts if part.is_shown]
+    other = None
+    if against is not None:
+        source = open_data(against, default="measure")
+        other = Part(source, False, spread(len(source), images or len(source)))
+    _read([*parts, *([other] if other else [])], progress)
+    if sheet is not None:
+        write_sheet(shown[0].source, sheet)
+    return {
+        "data": str(spec),
+        "num_classes": shown[0].source.num_classes,
+        "splits": [_describe(part) for part in shown],
+        "compared": [part.source.split for part in parts if not part.is_shown],
+        "duplicates": _duplicates(parts),
+        "against": other and _found(other, shown, str(against)),
+        "sheet": None if sheet is None else str(sheet),
+        "notes": _notes([*parts, *([other] if other else [])]),
+    }
+
+
+def _open(spec: DataSpec) -> list[tuple[Source, bool]]:
+    """Return the splits to report on, or the one that is asked for and, marked False, those to compare it with."""
+    if spec.split is None:
+        return [(source, True) for source in open_splits(spec)]
+    asked = open_data(spec, default="train")
+    if asked.split == "all":
+        return [(asked, True)]
+    whole = replace(spec, split=None, start=None, stop=None, shots=None, seed=0)
+    inside = (asked.split, *JOINT.get(asked.split, ()))
+    others = [source for source in open_splits(whole) if source.split not in inside]
+    if asked.split == "train":
+        return [(asked, True), *((source, False) for source in others)]
+    return [*((source, False) for source in others), (asked, True)]
+
+
+def _read(parts: Iterable[Part], progress: Progress | None) -> None:
+    parts = list(parts)
+    total, done = sum(len(part.indices) for part in parts), 0
+    for part in parts:
+        for index, look in work_through(part.source, part.indices, look_at):
+            if isinstance(look, Unreadable):
+                part.unreadable.append(look)
+            else:
+                part.looks[index] = look
+            done += 1
+            if progress:
+                progress(done, total)
+
+
+def look_at(picture: Picture) -> Look:
+    """Decode a picture as the loader does, and say what it is."""
+    pixels = decode(picture).permute(1, 2, 0).contiguous().numpy()
+    height, width = pixels.shape[:2]
+    digest = hashlib.blake2b(f"{height}x{width}".encode(), digest_size=16)
+    digest.update(pixels)
+    if isinstance(picture, np.ndarray):
+        return Look(digest.digest(), height, width, "L" if picture.shape[2] == 1 else "RGB", "array")
+    try:
+        with Image.open(
+            io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS
+        ) as image:
+            mode, kind = image.mode, image.format or "unknown"
+    except Exception:  # a JPEG that torchvision reads and Pillow doesn't
+        mode, kind = "unknown", "JPEG"
+    return Look(digest.digest(), height, width, mode, kind)
+
+
+def _describe(part: Part) -> dict[str, Any]:
+    source, looks = part.source, list(part.looks.values())
+    counts = count_classes(source)
+    classes = {name: int(count) for name, count in zip(source.class_names, counts, strict=True)}
+    smallest, largest = min(classes, key=classes.__getitem__), max(classes, key=classes.__getitem__)
+    return {
+        "split": source.split,
+        "images": len(source),
+        "labels": int(counts.sum()),
+        "classes": classes,
+        "smallest": {"class": smallest, "images": classes[smallest]},
+        "largest": {"class": largest, "images": classes[largest]},
+        "balance": _balance(counts),
+        "read": len(part.indices),
+        "unreadable": [entry._asdict() for entry in part.unreadable],
+        "height": _range([look.height for look in looks]),
+        "width": _range([look.width for look in looks]),
+        "modes": dict(Counter(look.mode for look in looks).most_common()),
+        "formats": dict(Counter(look.format for look in looks).most_common()),
+    }
+
+
+def _balance(counts: np.ndarray) -> float:
+    """Return the entropy of the classes' shares over that of even shares: 1 is even, 0 is one class alone."""
+    if len(counts) == 1:
+        return 1.0
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum() / np.log(len(counts)))
+
+
+def _range(values: Sequence[int]) -> dict[str, int] | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {"min": ordered[0], "median": ordered[(len(ordered) - 1) // 2], "max": ordered[-1]}
+
+
+def _duplicates(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the groups of images with the same pixels, with how many there are in each split and in two."""
+    groups = [
+        members
+        for members in _by_digest(parts).values()
+        if len(members) > 1 and any(part.is_shown for part, _ in members)
+    ]
+    within: dict[str, int] = {part.source.split: 0 for part in parts if part.is_shown}
+    across = {
+        (second.source.split, first.source.split): 0
+        for place, first in enumerate(parts)
+        for second in parts[place + 1 :]
+        if first.is_shown or second.is_shown
+    }
+    conflicts = 0
+    for members in groups:
+        counts = Counter(part.source.split for part, _ in members)
+        for split in within.keys() & counts.keys():
+            within[split] += counts[split] - 1
+        for split, place in across:
+            if counts[place]:
+                across[split, place] += counts[split]
+        conflicts += len({tuple(_classes(part.source, index)) for part, index in members}) > 1
+    return {
+        "within": within,
+        "across": [
+            {"split": split, "in": place, "images": count} for (split, place), count in across.items()
+        ],
+        "with_different_classes": conflicts,
+        "groups": [[_name(part, index) for part, index in members] for members in groups],
+    }
+
+
+def _found(other: Part, parts: Sequence[Part], name: str) -> dict[str, Any]:
+    """Return the images of another set that are in these splits."""
+    here = _by_digest(parts)
+    matches = [
+        {
+            "image": other.source.where(index),
+            "classes": _classes(other.source, index),
+            "found": [_name(part, place) for part, place in here[look.digest]],
+        }
+        for index, look in other.looks.items()
+        if look.digest in here
+    ]
+    return {
+        "data": name,
+        "split": other.source.split,
+        "images": len(other.source),
+        "read": len(other.indices),
+        "unreadable": [entry._asdict() for entry in other.unreadable],
+        "found": len(matches),
+        "matches": matches,
+    }
+
+
+def _by_digest(parts: Iterable[Part]) -> dict[bytes, list[tuple[Part, int]]]:
+    found: dict[bytes, list[tuple[Part, int]]] = {}
+    for part in parts:
+        for index, look in part.looks.items():
+            found.setdefault(look.digest, []).append((part, index))
+    return found
+
+
+def _name(part: Part, index: int) -> dict[str, Any]:
+    source = part.source
+    return {"split": source.split, "image": source.where(index), "classes": _classes(source, index)}
+
+
+def _classes(source: Source, index: int) -> list[str]:
+    labels = np.flatnonzero(source.labels[index]) if source.has_several_labels else [source.labels[index]]
+    return [source.class_names[label] for label in labels]
+
+
+def _notes(parts: Sequence[Part]) -> list[str]:
+    notes = [note for part in parts for note in part.source.notes]
+    for part in parts:
+        source = part.source
+        if len(part.indices) < len(source):
+            notes.append(
+                f"{source.name}: read {len(part.indices):,} of the {len(source):,} images of {source.split}, evenly "
+                "spread: what can't be read and copies are of these alone"
+            )
+    return list(dict.fromkeys(notes))
+
+
+def _target(path: Path, force: bool) -> Path:
+    """Return where the sheet goes, checked before anything is read."""
+    if path.suffix.lower() != ".png":
+        raise InputError(f"the contact sheet is a PNG, not {path.name!r}: name it {path.stem or 'sheet'}.png")
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(
+            f"cannot write {path}: {'it is a folder' if path.is_dir() else f'no folder {path.parent}'}"
+        )
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; --force overwrites it")
+    return path

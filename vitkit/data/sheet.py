@@ -1,0 +1,109 @@
+"""A contact sheet: a row of small pictures for each class, with its name and number of images, as a PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vitkit.data.decode import decode
+from vitkit.data.parts import Unreadable, work_through, written_whole
+from vitkit.data.sources.source import Picture, Source
+
+TILE = 96
+GAP = 6
+MARGIN = 16
+HEAD = 36
+"Height of the title."
+NAMES = 190
+"Width of the column of names."
+COLUMNS = 10
+MOST_ROWS = 24
+
+_INK, _PALE, _PAPER, _EMPTY = "#1a1a1a", "#767676", "#ffffff", "#f0f0f0"
+
+
+def write_sheet(source: Source, path: Path) -> None:
+    """Draw images of each class, evenly spread over the class; of many classes some, evenly spread too."""
+    with written_whole(path) as part:
+        draw_sheet(source).save(part, "PNG")
+
+
+def draw_sheet(source: Source) -> Image.Image:
+    """Return the sheet of a source."""
+    rows = _rows(source)
+    every = int(np.count_nonzero(count_classes(source)))
+    width = 2 * MARGIN + NAMES + COLUMNS * (TILE + GAP) - GAP
+    sheet = Image.new("RGB", (width, 2 * MARGIN + HEAD + len(rows) * (TILE + GAP) - GAP), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    title = f"{source.name}  {source.split}  {_count(len(source), 'image')}, {_count(every, 'class')}"
+    if len(rows) < every:
+        title += f", {len(rows)} of them shown"
+    draw.text((MARGIN, MARGIN), _cut(title, _font(17), width - 2 * MARGIN), _INK, _font(17))
+    shown = np.concatenate([members for _, _, members in rows])
+    tiles = work_through(source, shown, _tile)
+    for row, (name, number, members) in enumerate(rows):
+        top = MARGIN + HEAD + row * (TILE + GAP)
+        draw.text((MARGIN, top + TILE // 2 - 17), _cut(name, _font(14), NAMES - 12), _INK, _font(14))
+        draw.text((MARGIN, top + TILE // 2 + 3), f"{number:,}", _PALE, _font(12))
+        for column in range(len(members)):
+            left = MARGIN + NAMES + column * (TILE + GAP)
+            draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), _EMPTY)
+            _, tile = next(tiles)
+            if isinstance(tile, Unreadable):
+                draw.text((left + TILE // 2, top + TILE // 2), "unreadable", _PALE, _font(12), anchor="mm")
+            else:
+                sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
+    return sheet
+
+
+def _rows(source: Source) -> list[tuple[str, int, np.ndarray]]:
+    """Return the classes to show: their names, numbers of images, and the images to show."""
+    present = np.flatnonzero(count_classes(source))
+    rows = []
+    for number in present[spread(len(present), MOST_ROWS)]:
+        has = source.labels[:, number] if source.has_several_labels else source.labels == number
+        members = np.flatnonzero(has)
+        rows.append((source.class_names[number], len(members), members[spread(len(members), COLUMNS)]))
+    return rows
+
+
+def count_classes(source: Source) -> np.ndarray:
+    """Return the number of images of each class: (classes,)."""
+    if source.has_several_labels:
+        return np.asarray(source.labels.sum(0))
+    return np.bincount(source.labels, minlength=source.num_classes)
+
+
+def spread(length: int, most: int) -> np.ndarray:
+    """Return up to `most` of the places 0 to length - 1, evenly spread."""
+    return np.arange(length) if length <= most else np.arange(most) * length // most
+
+
+def _tile(picture: Picture) -> Image.Image:
+    """Return a picture as large as a tile holds it whole; few pixels stay sharp squares."""
+    image = Image.fromarray(decode(picture).permute(1, 2, 0).contiguous().numpy())
+    scale = TILE / max(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    kind = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
+    return image.resize((width, height), kind)
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
+
+
+def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(f"{text}…") > width:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _count(number: int, word: str) -> str:
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{number:,} {word if number == 1 else plural}"
