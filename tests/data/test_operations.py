@@ -253,6 +253,16 @@ def test_grey_images_are_pillows_too() -> None:
     assert filled[0, 0, 0, -1] == sum(FILL) // 3
 
 
+def test_any_layout() -> None:
+    images = many(3)
+    for name in ("AutoContrast", "Equalize", "Sharpness", "Hue", "Rotate", "Contrast"):
+        results = [
+            OPERATIONS[name](item, [0.2] * 3)
+            for item in (images, images.contiguous(memory_format=torch.channels_last))
+        ]
+        assert torch.equal(*results), name
+
+
 def test_other_channels() -> None:
     images = torch.randint(0, 256, (2, 5, 8, 8), dtype=torch.uint8)
     assert torch.equal(OPERATIONS["Invert"](images), 255 - images)
@@ -362,6 +372,7 @@ def test_step_depends_on_position_alone(name: str) -> None:
     assert torch.equal(whole, torch.cat(halves))
     assert torch.equal(whole, step(images, a_draw(40)))
     assert not torch.equal(whole, step(images, a_draw(40, seed=1)))
+    assert torch.equal(whole, step(images.to(memory_format=torch.channels_last), a_draw(40)))
     assert whole.dtype == torch.uint8 and whole.shape == images.shape
 
 

@@ -13,9 +13,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from vitkit.cli.convert import convert
 from vitkit.cli.cost import cost
+from vitkit.cli.data import data
 from vitkit.cli.doctor import doctor
 from vitkit.cli.models import models
 from vitkit.cli.output import note
+from vitkit.cli.pack import pack
 from vitkit.cli.predict import predict
 from vitkit.errors import InputError, did_you_mean
 
@@ -24,6 +26,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "cost": cost,
     "predict": predict,
     "convert": convert,
+    "data": data,
+    "pack": pack,
     "doctor": doctor,
 }
 

@@ -25,6 +25,7 @@ Batch = dict[str, Tensor]
 Cache = Literal["none", "ram"]
 CHUNK = 32  # images that a worker prepares at a time
 AHEAD = 4  # chunks that each worker prepares ahead
+TOGETHER = 4096  # images from memory that are augmented at once: small batches would wait for kernel launches
 
 
 class Loader:
@@ -71,34 +72,39 @@ class Loader:
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of one step, prepared here and now."""
-        start = step * self.batch_size + self.first
-        positions = np.arange(start, start + self.count, dtype=np.int64)
-        indices = self.order[positions]
-        if self.memory is not None:
-            images = self.memory(indices, Draw(self.seed, step, positions))
-            return self._finish(step, positions, Fetched(images, indices))
-        return self._finish(step, positions, self.fetcher(indices, positions))
+        return self._prepare(range(step, step + 1))[0]
 
     def steps(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches of steps start to stop - 1, the next ones prepared by workers meanwhile."""
         parts = Parts(start * self.batch_size + self.first, self.batch_size, self.count, stop - start)
         direct = self.memory is not None or self.workers == 0
         fetched = iter(()) if direct else run_workers(self, parts)
-        for step in range(start, stop):
+        together = max(1, TOGETHER // self.count) if self.memory is not None else 1
+        for first in range(start, stop, together):
             began = time.perf_counter()
             if direct:
-                batch = self[step]
+                batches = self._prepare(range(first, min(first + together, stop)))
             else:
                 joined = _join([next(fetched) for _ in range(parts.per_batch)])
-                batch = self._finish(step, parts.batch(step - start), joined)
+                batches = self._finish(range(first, first + 1), parts.batch(first - start), joined)
             self.waited_seconds += time.perf_counter() - began
-            yield batch
+            yield from batches
 
-    def _finish(self, step: int, positions: np.ndarray, fetched: Fetched) -> Batch:
-        """Augment and mix on the device."""
+    def _prepare(self, steps: range) -> list[Batch]:
+        """Return the batches of some steps, prepared in this process."""
+        starts = np.array(steps, np.int64)[:, None] * self.batch_size + self.first
+        positions = (starts + np.arange(self.count)).reshape(-1)
+        indices = self.order[positions]
+        if self.memory is None:
+            return self._finish(steps, positions, self.fetcher(indices, positions))
+        images = self.memory(indices, Draw(self.seed, steps.start, positions))
+        return self._finish(steps, positions, Fetched(images, indices))
+
+    def _finish(self, steps: range, positions: np.ndarray, fetched: Fetched) -> list[Batch]:
+        """Augment all images at once, which changes none of them, and mix within each step, on the device."""
         self.bad |= fetched.bad
         images = fetched.images.to(self.device, non_blocking=True)
-        draw = Draw(self.seed, step, positions)
+        draw = Draw(self.seed, steps.start, positions)
         for place, item in enumerate(self.pipeline.batch):
             function = self._batch_steps[item.name]
             images = function(images, draw.child(f"{place}/{item.name}"), **dict(item.arguments))
@@ -107,6 +113,16 @@ class Loader:
             labels = labels.float()
         elif self.pipeline.mix:
             labels = torch.nn.functional.one_hot(labels, self.source.num_classes).float()
+        parts = zip(
+            steps,
+            positions.reshape(len(steps), -1),
+            images.split(self.count),
+            labels.split(self.count),
+            strict=True,
+        )
+        return [self._mix(Draw(self.seed, step, own), *rest) for step, own, *rest in parts]
+
+    def _mix(self, draw: Draw, images: Tensor, labels: Tensor) -> Batch:
         for place, item in enumerate(self.pipeline.mix):
             function = self._mix_steps[item.name]
             part = draw.child(f"mix/{place}/{item.name}")

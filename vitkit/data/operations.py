@@ -20,6 +20,10 @@ Amounts = np.ndarray | Tensor | Sequence[float]
 Fill = int | tuple[int, ...]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Share of the area that erasing takes, the least ratio of the box's sides, and how many boxes are tried: timm's.
+ERASE_AREA, ERASE_RATIO, ERASE_TRIES = (0.02, 1 / 3), 0.3, 10
+# Input pixels that each direction of an output pixel takes in.
+TAPS: dict[str, int] = {"nearest": 1, "bilinear": 2, "bicubic": 4}
 # Pixels that a CPU works on at a time: their float or index copies stay in the cache.
 CHUNK = 2**20
 # Sums of weights fall short of a whole number by the rounding of float32; Pillow's, in float64, don't.
@@ -250,7 +254,7 @@ def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
     if moved:
         rows = np.concatenate([part.rows for part in moved])
         matrices = np.concatenate([MATRICES[part.name](part.amounts, height, width) for part in moved])
-        taps = np.concatenate([np.full(len(part.rows), _TAPS[part.interpolation]) for part in moved])
+        taps = np.concatenate([np.full(len(part.rows), TAPS[part.interpolation]) for part in moved])
         jobs += _sampling(rows, matrices, taps, height, width)
     return _run(images, jobs, fill)
 
@@ -312,6 +316,7 @@ def crop_padded(
     images: Tensor, top: np.ndarray, left: np.ndarray, padding: int, mode: Literal["zero", "reflect"]
 ) -> Tensor:
     """Pad each side, and cut out the old size at these places of the padded images."""
+    images = images.contiguous()
     batch, channels, height, width = images.shape
     rows = np.arange(height) + top[:, None] - padding  # (batch, height)
     columns = np.arange(width) + left[:, None] - padding
@@ -322,7 +327,7 @@ def crop_padded(
             )
         rows = height - 1 - abs(height - 1 - abs(rows))
         columns = width - 1 - abs(width - 1 - abs(columns))
-        source, wide = images.contiguous(), width
+        source, wide = images, width
     else:
         rows, columns = np.clip(rows + 1, 0, height + 1), np.clip(columns + 1, 0, width + 1)
         source, wide = F.pad(images, (1, 1, 1, 1)), width + 2
@@ -373,16 +378,11 @@ def erase(
         return apply(images, [Part("Cutout", rows, boxes)], tuple(np.rint(255 * means).astype(int).tolist()))
     deviations = np.array(_per_channel(std, images.shape[1]))
     levels = np.rint(255 * (means[:, None] + deviations[:, None] * _normal_quantiles()))
-    seeds = (draw.uniform("noise")[rows, 0] * 2.0**32).astype(np.int64)
+    seeds = (draw.uniform("noise")[rows, 0] * 2.0**53).astype(np.int64)
     tables = send(images.device, np.clip(levels, 0, 255).astype(np.uint8))[0]
     return _run(
-        images, [_Job(functools.partial(_paint_noise, tables), rows, (boxes, seeds), memory=8)], fill=0
+        images, [_Job(functools.partial(_paint_noise, tables), rows, (boxes, seeds), memory=4)], fill=0
     )
-
-
-ERASE_TRIES = 10
-ERASE_AREA = (0.02, 1 / 3)
-ERASE_RATIO = 0.3
 
 
 def erase_boxes(random: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -485,7 +485,7 @@ def _grey(images: Tensor) -> Tensor:
 def _look_up(images: Tensor, tables: Tensor) -> Tensor:
     """Replace each value by its entry in the channel's table (batch, channels, 256)."""
     batch, channels = images.shape[:2]
-    return tables.gather(2, images.view(batch, channels, -1).long()).view(images.shape)
+    return tables.gather(2, images.reshape(batch, channels, -1).long()).view(images.shape)
 
 
 def _histograms(images: Tensor) -> Tensor:
@@ -493,11 +493,11 @@ def _histograms(images: Tensor) -> Tensor:
     batch, channels = images.shape[:2]
     if images.device.type == "cpu":
         first = torch.arange(0, batch * channels * 256, 256, dtype=torch.int32).view(batch, channels, 1, 1)
-        counts = torch.bincount((images.to(torch.int32) + first).view(-1), minlength=batch * channels * 256)
+        counts = torch.bincount((images.to(torch.int32) + first).flatten(), minlength=batch * channels * 256)
         return counts.view(batch, channels, 256)
     # On a GPU bincount waits for the device.
     counts = torch.zeros(batch, channels, 256, dtype=torch.int64, device=images.device)
-    places = images.view(batch, channels, -1).long()
+    places = images.reshape(batch, channels, -1).long()
     return counts.scatter_add_(
         2, places, torch.ones((), dtype=torch.int64, device=images.device).expand_as(places)
     )
@@ -523,17 +523,13 @@ def _paint_noise(tables: Tensor, images: Tensor, boxes: Tensor, seeds: Tensor, f
     Which entry is a hash of the image's seed and the pixel, in whole numbers, so the same on every device.
     """
     batch, channels, height, width = images.shape
-    low = 0xFFFFFFFF
-    words = (seeds[:, None] + torch.arange(height * width, device=seeds.device) * 0x9E3779B9) & low
-    words = ((words ^ (words >> 16)) * 0x7FEB352D) & low
-    words = ((words ^ (words >> 15)) * 0x846CA68B) & low
-    words = words ^ (words >> 16)  # (batch, pixels)
-    odd = torch.arange(channels, device=seeds.device) * 0x632BE5AA + 0x2545F491
-    places = ((words[:, None] * odd[:, None]) & low) >> 20  # (batch, channels, pixels)
+    words = seeds[:, None] + torch.arange(height * width, device=images.device) * -0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):  # SplitMix64's
+        words.bitwise_xor_((words >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)
+    # Each channel has 12 bits of its own; from the fifth on they repeat.
+    shifts = 52 - 13 * (torch.arange(channels, device=images.device) % 4)[:, None]
+    places = (words[:, None] >> shifts).bitwise_and_(4095)  # (batch, channels, pixels)
     return _paint(images, boxes, tables.expand(batch, -1, -1).gather(2, places).view(images.shape))
-
-
-_TAPS: dict[str, int] = {"nearest": 1, "bilinear": 2, "bicubic": 4}
 
 
 def _sampling(
@@ -588,7 +584,7 @@ def _slide_arrays(moves: np.ndarray, taps: np.ndarray, size: int) -> tuple[np.nd
     whole = np.floor(moves)
     distance = moves - whole
     none = np.zeros_like(distance)
-    linear, cubic = np.stack([none, *_linear(distance), none]), np.stack(_cubic(distance))
+    linear, cubic = np.stack([none, 1 - distance, distance, none]), np.stack(_cubic(distance))
     weights = np.where((taps == 2)[:, None], linear, cubic).swapaxes(0, 1)  # (images, 4, lines)
     limits = np.ceil(np.stack([-0.5 - moves, size - 0.5 - moves], axis=1))  # (images, 2, lines)
     return (
@@ -643,7 +639,8 @@ def _sample_cubic(images: Tensor, column: Tensor, row: Tensor) -> Tensor:
     left, above = column.floor(), row.floor()
     framed = F.pad(images.float(), (2, 2, 2, 2), mode="replicate").view(batch, channels, -1)
     wide = width + 4
-    index = ((above.long() + 1) * wide + (left.long() + 1)).view(batch, 1, -1).expand(-1, channels, -1)
+    index = (above.int() + 1).mul_(wide).add_(left.int() + 1).long()  # from float to int64 is a slow cast
+    index = index.view(batch, 1, -1).expand(-1, channels, -1)
     reach = framed.shape[2] - 3 * (wide + 1)  # of the first tap's view; the last one's ends with the frame
     across, down = _cubic(column - left), _cubic(row - above)
     result = torch.zeros(images.shape, device=images.device)
@@ -657,13 +654,9 @@ def _sample_cubic(images: Tensor, column: Tensor, row: Tensor) -> Tensor:
 
 
 def _outside_plane(place: Tensor, size: int) -> Tensor:
+    """Return 255 where a place isn't from 0 up to size, else 0."""
     pixel = place.floor().clamp_(-1, size).to(torch.int16)
     return _negative(pixel | (size - 1 - pixel))
-
-
-def _linear(distance: Any) -> list[Any]:
-    """Return the weights of the pixels before and after a place."""
-    return [1 - distance, distance]
 
 
 def _cubic(distance: Any) -> list[Any]:

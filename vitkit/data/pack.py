@@ -1,22 +1,27 @@
-"""Pack data into tar or parquet shards of smaller images: shard by shard, each whole, and the same command goes on."""
+"""Pack data into tar or parquet shards of smaller images: each shard whole or not at all, and the same command goes on."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from vitkit.data.fetch import BadImages
+from vitkit.data.images import FORMATS, read_image
 from vitkit.data.open import open_data
 from vitkit.data.parts import Progress, Unreadable, open_splits, work_through, written_whole
 from vitkit.data.sources.files import find_files, is_url
-from vitkit.data.sources.source import Source, match_classes
+from vitkit.data.sources.labels import parse_names
+from vitkit.data.sources.source import Picture, Source, Subset, match_classes
 from vitkit.data.spec import DataSpec, parse_spec
 from vitkit.data.splits import MADE
 from vitkit.errors import InputError
@@ -24,8 +29,8 @@ from vitkit.errors import InputError
 Format = Literal["tar", "parquet"]
 MANIFEST = "pack.json"
 ROW_GROUP = 100
-"Rows of a parquet file that are read at once; what the hub's library writes."
-# Formats whose files may be kept as they are, with the suffix of their members.
+"Rows of a parquet file that are read at once; as many as the hub's library writes."
+# Formats of files that may be kept as they are, and their suffixes.
 KEPT = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 _SHARD = re.compile(r"[^/]+-\d{6}\.(tar|parquet)")
 _ORIENTATION = 0x0112  # EXIF tag
@@ -40,22 +45,19 @@ class Packed(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An image of a shard."""
+    """An image of a shard with its place in the split."""
 
-    key: str
+    place: int
     label: int
     image: Packed
 
 
-@dataclass
-class Shard:
-    """One file to write: some images of a split, in the order of the source."""
+class Shard(NamedTuple):
+    """A file to write, and the images of a split that go into it."""
 
     name: str
     source: Source
     indices: np.ndarray
-    unreadable: list[Unreadable] = field(default_factory=list)
-    shrunk: int = 0
 
 
 def pack(
@@ -70,170 +72,343 @@ def pack(
     force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write each split of a source into shards, and return what was written.
+    """Write each split of a source into shards of a folder, and return what is there.
 
-    size: the shorter side of larger images; smaller ones keep their pixels.
+    size: the shorter side that larger images get; others keep their pixels.
     quality: of the JPEGs that shrunk images become.
     """
     spec = parse_spec(source) if isinstance(source, str) else source
-    limits = {
-        "size": (size, 1, 1 << 16),
-        "images_per_shard": (images_per_shard, 1, 1 << 40),
-        "quality": (quality, 1, 100),
-    }
-    for name, (value, low, high) in limits.items():
-        if not low <= value <= high:
-            raise InputError(f"{name} is {value}; expected {low} to {high}")
-    if to not in WRITERS:
-        raise InputError(f"cannot pack to {to!r}; expected {' or '.join(WRITERS)}")
+    _check_settings(size, to, images_per_shard, quality)
     folder = Path(target).expanduser()
     _keep_apart(spec, folder)
     sources, notes = _open(spec)
-    class_names = sources[0].class_names
+    names = sources[0].class_names
+    if to == "tar" and _numbers_mislead(names):
+        notes.append(
+            "classes are named by numbers that are not their places: labels are names in .txt, not in .cls"
+        )
     settings = {"to": to, "size": size, "quality": quality, "images_per_shard": images_per_shard}
-    content = {source.split: _content_key(source) for source in sources}
-    manifest = {
-        "source": str(spec),
-        "settings": settings,
-        "content": content,
-        "complete": False,
-        "shards": {},
-    }
-    done = _start(folder, manifest, _name_lines(class_names), force)
-    manifest["shards"] = done
-    todo = [shard for shard in _plan(sources, to, images_per_shard) if shard.name not in done]
-    for entry in (entry for record in done.values() for entry in record["unreadable"]):
-        _check(Unreadable(**entry), bad_images)
-    count, total = 0, sum(len(shard.indices) for shard in todo)
+    content = {part.split: _content_key(part, spec) for part in sources}
+    manifest = {"source": str(spec), "settings": settings, "content": content, "complete": False}
+    records = _start(folder, manifest, names, force)
+    for entry in _unreadable(records):
+        _refuse(entry, bad_images)
+    todo = [shard for shard in _plan(sources, to, images_per_shard) if shard.name not in records]
+    resumed, total, done = len(records), sum(len(shard.indices) for shard in todo), 0
 
-    def rows(shard: Shard) -> Iterator[Row]:
-        nonlocal count
-        for index, result in work_through(
-            shard.source, shard.indices, lambda picture: shrink(picture, size, quality)
-        ):
-            if isinstance(result, Unreadable):
-                _check(result, bad_images)
-                shard.unreadable.append(result)
-            else:
-                shard.shrunk += result.is_shrunk
-                yield Row(f"{index:09d}", int(shard.source.labels[index]), result)
-            count += 1
-            if progress:
-                progress(count, total)
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress:
+            progress(done, total)
 
     for shard in todo:
-        path = folder / shard.name
-        with written_whole(path) as part:
-            WRITERS[to](part, rows(shard), class_names)
-        done[shard.name] = {
-            "split": shard.source.split,
-            "images": len(shard.indices) - len(shard.unreadable),
-            "shrunk": shard.shrunk,
-            "bytes": path.stat().st_size,
-            "unreadable": [entry._asdict() for entry in shard.unreadable],
-        }
-        _write_manifest(folder, manifest)
-    manifest["complete"] = True
-    _write_manifest(folder, manifest)
+        records[shard.name] = _write(shard, folder, settings, bad_images, step)
+        _write_manifest(folder, {**manifest, "shards": records})
+    _write_manifest(folder, {**manifest, "complete": True, "shards": records})
     return {
         "source": str(spec),
         "target": str(folder),
         **settings,
-        "num_classes": len(class_names),
-        "splits": [_sum(source.split, done.values()) for source in sources],
-        "resumed_shards": len(done) - len(todo),
-        "unreadable": [entry for record in done.values() for entry in record["unreadable"]],
+        "num_classes": len(names),
+        "splits": [_sum(part.split, records) for part in sources],
+        "shards": len(records),
+        "resumed_shards": resumed,
+        "unreadable": [entry._asdict() for entry in _unreadable(records)],
         "notes": notes,
     }
 
 
-def _open(spec: DataSpec) -> tuple[list[Source], list[str]]:
-    """Return the splits to pack, with labels by the classes of the first."""
-    sources = open_splits(spec) if spec.split is None else [open_data(spec, default="train")]
-    notes = [note for source in sources for note in source.notes]
-    if spec.split is None:
-        others = [source.split for source in sources if source.split not in MADE]
-        sources = [source for source in sources if source.split in MADE]
-        if others:
-            notes.append(
-                f"{spec.source}: left out {', '.join(others)}: shards are of train, val and test; name it to pack it"
-            )
-        if not sources:
-            raise InputError(
-                f"{spec.source} has neither train, val nor test: name a split, such as '{spec.source}:{others[0]}'"
-            )
-    sources = [match_classes(source, sources[0].class_names) for source in sources]
-    if sources[0].has_several_labels:
-        raise InputError(
-            f"{spec.source} has several labels an image, and shards hold one: keep it as a table of files"
-        )
-    if sources[0].split not in MADE:
-        notes.append("the names of the shards say no split: open them with ':all'")
-    return sources, list(dict.fromkeys(notes))
+def shrink(picture: Picture, size: int, quality: int) -> Packed:
+    """Return an image with a shorter side of `size` as a JPEG; one that is no larger keeps its pixels.
+
+    Kept is the file itself where every reader sees the same in it: an upright JPEG, PNG or WebP in RGB or grey.
+    Others become PNG.
+    """
+    if isinstance(picture, np.ndarray):
+        data, image = None, Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+    else:
+        data = picture if isinstance(picture, bytes) else _read(picture)
+        image = read_image(data)
+    short = min(image.size)
+    if short <= size and data is not None and (suffix := _kept_suffix(data)):
+        return Packed(data, suffix, False)
+    image.info.clear()  # Pillow would write comments and profiles of the file
+    buffer = io.BytesIO()
+    if short <= size:
+        image.save(buffer, "PNG")
+        return Packed(buffer.getvalue(), "png", False)
+    # Sides as resize_small(size) rounds them, so that it leaves the image alone.
+    width, height = (int(size * side / short) for side in image.size)
+    shrunk = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    try:
+        shrunk.save(buffer, "JPEG", quality=quality)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot write {height}x{width} pixels as a JPEG: {error}") from error
+    return Packed(buffer.getvalue(), "jpg", True)
+
+
+def write_tar(path: Path, rows: Iterable[Row], class_names: Sequence[str]) -> None:
+    """Write webdataset's pairs: KEY.jpg and KEY.cls, all that a header says of time and owner left empty."""
+    by_name = _numbers_mislead(class_names)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for row in rows:
+            label = class_names[row.label] if by_name else str(row.label)
+            for suffix, data in (
+                (row.image.suffix, row.image.data),
+                ("txt" if by_name else "cls", label.encode()),
+            ):
+                member = tarfile.TarInfo(f"{row.place:09d}.{suffix}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+def write_parquet(path: Path, rows: Iterable[Row], class_names: Sequence[str]) -> None:
+    """Write the hub's layout: image {bytes, path} and label, with the names of classes."""
+    import pyarrow as arrow
+    from pyarrow.parquet import ParquetWriter
+
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": list(class_names), "_type": "ClassLabel"},
+    }
+    image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    schema = arrow.schema(
+        [("image", image), ("label", arrow.int64())],
+        metadata={"huggingface": json.dumps({"info": {"features": features}})},
+    )
+    # The bytes are compressed images: neither compression nor statistics gain anything.
+    with ParquetWriter(
+        path, schema, compression="none", use_dictionary=False, write_statistics=False
+    ) as writer:
+        group: list[dict[str, Any]] = []
+
+        def flush() -> None:
+            if group:
+                writer.write_table(arrow.Table.from_pylist(group, schema))
+            group.clear()
+
+        for row in rows:
+            name = f"{row.place:09d}.{row.image.suffix}"
+            group.append({"image": {"bytes": row.image.data, "path": name}, "label": row.label})
+            if len(group) == ROW_GROUP:
+                flush()
+        flush()
+
+
+WRITERS: dict[str, Callable[[Path, Iterable[Row], Sequence[str]], None]] = {
+    "tar": write_tar,
+    "parquet": write_parquet,
+}
+
+
+def _check_settings(size: int, to: str, images_per_shard: int, quality: int) -> None:
+    if to not in WRITERS:
+        raise InputError(f"cannot pack to {to!r}; expected {' or '.join(WRITERS)}")
+    for name, value, high in (
+        ("size", size, 1 << 16),
+        ("images per shard", images_per_shard, 10**9),
+        ("quality", quality, 100),
+    ):
+        if not 1 <= value <= high:
+            raise InputError(f"the {name} is {value}; expected 1 to {high:,}")
 
 
 def _keep_apart(spec: DataSpec, folder: Path) -> None:
-    """Refuse to write into the source, or among its files."""
+    """Refuse to write into the source or around it."""
     if not spec.is_path or is_url(spec.source):
         return
     place = folder.resolve()
     for file in find_files(spec.source):
         path = Path(file).resolve()
         if place == path or place in path.parents or path in place.parents:
+            raise InputError(f"one of {folder} and {spec.source} lies in the other: pack into another folder")
+
+
+def _open(spec: DataSpec) -> tuple[list[Source], list[str]]:
+    """Return the splits to pack, their labels by the classes of the first, and notes."""
+    sources = open_splits(spec) if spec.split is None else [open_data(spec, default="train")]
+    notes = list(dict.fromkeys(note for source in sources for note in source.notes))
+    others = [source.split for source in sources if source.split not in MADE]
+    if spec.split is None and others:
+        sources = [source for source in sources if source.split in MADE]
+        if not sources:
             raise InputError(
-                f"{folder} and the source {spec.source} lie in one another: pack into another folder"
+                f"{spec.source} has no train, val or test, only {', '.join(others)}: "
+                f"name the split to pack, such as '{spec.source}:{others[0]}'"
             )
-
-
-def _plan(sources: Iterable[Source], to: Format, images_per_shard: int) -> list[Shard]:
-    return [
-        Shard(
-            f"{source.split}-{number:06d}.{to}",
-            source,
-            np.arange(start, min(start + images_per_shard, len(source))),
+        notes.append(
+            f"{spec.source}: left out {', '.join(others)}; pack it alone, as '{spec.source}:{others[0]}'"
         )
-        for source in sources
-        for number, start in enumerate(range(0, len(source), images_per_shard))
-    ]
+    elif others:
+        notes.append("the shards' names say neither train, val nor test: open them as 'FOLDER:all'")
+    sources = [match_classes(source, sources[0].class_names) for source in sources]
+    if sources[0].has_several_labels:
+        raise InputError(
+            f"{spec.source} has several labels an image, and a shard holds one: it can't be packed"
+        )
+    return sources, notes
 
 
-def _start(folder: Path, manifest: dict[str, Any], names: bytes, force: bool) -> dict[str, Any]:
+def _plan(sources: Iterable[Source], to: Format, images_per_shard: int) -> Iterator[Shard]:
+    for source in sources:
+        every = np.arange(len(source))
+        for number, start in enumerate(range(0, len(source), images_per_shard)):
+            name = f"{source.split}-{number:06d}.{to}"
+            yield Shard(name, source, every[start : start + images_per_shard])
+
+
+def _start(folder: Path, manifest: dict[str, Any], names: Sequence[str], force: bool) -> dict[str, Any]:
     """Make the folder ready, and return the records of the shards that are there already."""
+    lines = "".join(f"{name}\n" for name in names).encode()
+    if parse_names(lines, "classes.txt") != tuple(names):
+        raise InputError("a class name starts or ends with a space, or has a line break: rename the class")
     found = _read_manifest(folder)
-    if found is None:
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise InputError(f"{folder} is there and holds no {MANIFEST} of `vit pack`: give a new folder")
-    elif not force:
+    records: dict[str, Any] = {}
+    if found is not None and found["shards"] and not force:
         _check_same(found, manifest, folder)
         shards = found["shards"].items()
-        return {name: record for name, record in shards if _size(folder / name) == record["bytes"]}
-    else:
+        records = {name: record for name, record in shards if _size(folder / name) == record["bytes"]}
+    elif found is not None:
         for path in folder.iterdir():
             if _SHARD.fullmatch(path.name):
                 path.unlink()
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise InputError(f"{folder} is there and was not made by `vit pack`: give a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make {folder}: {error.strerror}") from None
-    _write_manifest(folder, manifest)
+    _write_manifest(folder, {**manifest, "shards": records})
     with written_whole(folder / "classes.txt") as part:
-        part.write_bytes(names)
-    return {}
+        part.write_bytes(lines)
+    return records
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     path = folder / MANIFEST
+    if not path.exists():
+        return None
     try:
         found = json.loads(path.read_bytes())
         if {"source", "settings", "content", "shards"} <= found.keys():
             return found
-    except FileNotFoundError, NotADirectoryError:
-        return None
     except (OSError, ValueError, AttributeError):
         pass
-    raise InputError(f"{path} is no manifest of `vit pack`: give a new folder")
+    raise InputError(f"{path} was not written by `vit pack`: give a new folder")
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     with written_whole(folder / MANIFEST) as part:
         part.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _check_same(found: dict[str, Any], manifest: dict[str, Any], folder: Path) -> None:
+    advice = "give another folder, or --force to pack this one anew"
+    for name, value in manifest["settings"].items():
+        before = found["settings"].get(name)
+        if before != value:
+            words = name.replace("_", " ")
+            raise InputError(f"{folder} was packed with {words} {before}, not {value}: {advice}")
+    if found["content"] != manifest["content"]:
+        raise InputError(
+            f"{folder} was packed from {found['source']}, which is another source or has changed since: {advice}"
+        )
+
+
+def _write(
+    shard: Shard, folder: Path, settings: dict[str, Any], bad_images: BadImages, step: Callable[[], None]
+) -> dict[str, Any]:
+    """Write one shard and return its record."""
+    source, images, shrunk = shard.source, 0, 0
+    unreadable: list[Unreadable] = []
+
+    def rows() -> Iterator[Row]:
+        nonlocal images, shrunk
+        for index, result in work_through(
+            source, shard.indices, lambda picture: shrink(picture, settings["size"], settings["quality"])
+        ):
+            if isinstance(result, Unreadable):
+                _refuse(result, bad_images)
+                unreadable.append(result)
+            else:
+                images += 1
+                shrunk += result.is_shrunk
+                yield Row(index, int(source.labels[index]), result)
+            step()
+
+    path = folder / shard.name
+    with written_whole(path) as part:
+        WRITERS[settings["to"]](part, rows(), source.class_names)
+    return {
+        "split": source.split,
+        "images": images,
+        "shrunk": shrunk,
+        "bytes": path.stat().st_size,
+        "unreadable": [entry._asdict() for entry in unreadable],
+    }
+
+
+def _refuse(entry: Unreadable, bad_images: BadImages) -> None:
+    if bad_images == "error":
+        raise InputError(
+            f"cannot read {entry.image}: {entry.reason}; --bad-images skip leaves such images out"
+        )
+
+
+def _unreadable(records: dict[str, Any]) -> list[Unreadable]:
+    return [Unreadable(**entry) for record in records.values() for entry in record["unreadable"]]
+
+
+def _sum(split: str, records: dict[str, Any]) -> dict[str, Any]:
+    parts = [record for record in records.values() if record["split"] == split]
+    counts = {name: sum(record[name] for record in parts) for name in ("images", "shrunk", "bytes")}
+    return {"split": split, "shards": len(parts), **counts}
+
+
+def _content_key(source: Source, spec: DataSpec) -> str:
+    """Return a text that changes when images, labels or names of classes of a source do."""
+    digest = hashlib.blake2b(json.dumps(source.class_names).encode(), digest_size=16)
+    digest.update(source.labels.tobytes())
+    inner, indices = source, np.arange(len(source))
+    while isinstance(inner, Subset):
+        indices = inner.indices[indices]
+        inner = inner.source
+    if inner.images is not None:
+        digest.update(np.ascontiguousarray(inner.images[indices]).data)
+    elif hasattr(inner, "content_keys"):
+        keys = inner.content_keys()
+        for index in indices:
+            digest.update(keys[index].encode("utf-8", "surrogateescape"))
+    else:
+        digest.update(str(spec).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _numbers_mislead(class_names: Sequence[str]) -> bool:
+    """Return whether a number in .cls could be read as the name of another class."""
+    places = {str(place) for place in range(len(class_names))}
+    return any(name in places and name != str(place) for place, name in enumerate(class_names))
+
+
+def _kept_suffix(data: bytes) -> str | None:
+    """Return the suffix of a file that every reader decodes alike; None for others."""
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        plain = image.mode in ("RGB", "L") and not image.has_transparency_data
+        is_moving = getattr(image, "is_animated", False)
+        try:
+            upright = image.getexif().get(_ORIENTATION, 1) == 1
+        except Exception:  # broken EXIF data
+            upright = False
+        return KEPT.get(image.format or "") if plain and upright and not is_moving else None
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None

@@ -50,14 +50,15 @@ def open_splits(spec: DataSpec) -> list[Source]:
 
 
 def split_names(spec: DataSpec) -> list[str]:
-    """Return the names of the splits that a source has, train first, without those made of others."""
+    """Return the names of the splits that a source has, without one that is made of others of them."""
     try:
         open_data(replace(spec, split=_NO_SPLIT), default="train")
     except InputError as error:
         answer = re.search(r"has no split '\?'; it has (.*), all$", str(error))
         if answer is None:
             raise
-        return [split for split in answer[1].split(", ") if split not in JOINT]
+        names = answer[1].split(", ")
+        return [name for name in names if not (name in JOINT and {*JOINT[name]} <= {*names})]
     raise AssertionError(f"{spec.source} has a split {_NO_SPLIT!r}")
 
 

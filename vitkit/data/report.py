@@ -74,7 +74,9 @@ def data(
     shown = [part for part in parts if part.is_shown]
     other = None
     if against is not None:
+        against = parse_spec(against) if isinstance(against, str) else against
         source = open_data(against, default="measure")
+        against = replace(against, split=source.split)
         other = Part(source, False, spread(len(source), images or len(source)))
     _read([*parts, *([other] if other else [])], progress)
     if sheet is not None:
@@ -125,7 +127,7 @@ def look_at(picture: Picture) -> Look:
     pixels = decode(picture).permute(1, 2, 0).contiguous().numpy()
     height, width = pixels.shape[:2]
     digest = hashlib.blake2b(f"{height}x{width}".encode(), digest_size=16)
-    digest.update(pixels)
+    digest.update(pixels.data)
     if isinstance(picture, np.ndarray):
         return Look(digest.digest(), height, width, "L" if picture.shape[2] == 1 else "RGB", "array")
     try:

@@ -37,7 +37,7 @@ def draw_sheet(source: Source) -> Image.Image:
     width = 2 * MARGIN + NAMES + COLUMNS * (TILE + GAP) - GAP
     sheet = Image.new("RGB", (width, 2 * MARGIN + HEAD + len(rows) * (TILE + GAP) - GAP), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    title = f"{source.name}  {source.split}  {_count(len(source), 'image')}, {_count(every, 'class')}"
+    title = f"{source.name}:{source.split}, {_count(len(source), 'image')}, {_count(every, 'class')}"
     if len(rows) < every:
         title += f", {len(rows)} of them shown"
     draw.text((MARGIN, MARGIN), _cut(title, _font(17), width - 2 * MARGIN), _INK, _font(17))

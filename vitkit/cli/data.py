@@ -1,0 +1,142 @@
+"""`vit data`: what is in a data set, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+MOST_LINES = 5
+
+
+def data(
+    spec: Annotated[
+        str, typer.Argument(metavar="DATA", help="SOURCE[:SPLIT]; without a split, all of them.")
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="Look for images of this set: test, unless it says a split."),
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Read only so many images of each split, evenly spread.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the contact sheet.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document, with every image named.")
+    ] = False,
+) -> None:
+    """Report splits, classes, sizes, unreadable images and copies: vit data ./photos --out sheet.png
+
+    Every image is decoded. Images with the same pixels are copies, whatever their files; copies in two splits are
+    found also where DATA names one of them. The exit status is 1 when an image can't be read, else 0.
+    """
+    from vitkit.cli.output import note, print_json
+    from vitkit.cli.progress import progress_bar
+    from vitkit.data.report import data as examine
+
+    with progress_bar("reading") as progress:
+        report = examine(spec, against=against, images=images, out=out, force=force, progress=progress)
+    for line in report["notes"]:
+        note(line)
+    if json:
+        print_json(report)
+    else:
+        print_report(report)
+        note(f"contact sheet: {report['sheet']}" if out else "--out FILE.png draws a contact sheet")
+    unreadable = sum(len(part["unreadable"]) for part in [*report["splits"], report["against"]] if part)
+    if unreadable:
+        note(f"{number(unreadable, 'image')} can't be read")
+        raise typer.Exit(1)
+
+
+def print_report(report: dict[str, Any]) -> None:
+    from vitkit.cli.output import print_table
+
+    splits = report["splits"]
+    print_table(
+        f"{report['data']}: {number(report['num_classes'], 'class')}",
+        ["split", "images", "classes", "smallest class", "largest class", "balance"],
+        [
+            [
+                part["split"],
+                f"{part['images']:,}",
+                f"{sum(count > 0 for count in part['classes'].values()):,}",
+                *(f"{part[end]['class']}: {part[end]['images']:,}" for end in ("smallest", "largest")),
+                f"{part['balance']:.3f}",
+            ]
+            for part in splits
+        ],
+        right=["images", "classes", "balance"],
+    )
+    print_table(
+        None,
+        ["split", "read", "unreadable", "min", "median", "max", "modes", "formats"],
+        [
+            [
+                part["split"],
+                f"{part['read']:,}",
+                f"{len(part['unreadable']):,}",
+                *(size(part, end) for end in ("min", "median", "max")),
+                *(
+                    ", ".join(f"{name} {count:,}" for name, count in part[kind].items())
+                    for kind in ("modes", "formats")
+                ),
+            ]
+            for part in splits
+        ],
+        caption="Balance is 1 for classes of one size, 0 for one class alone. Sizes are height x width, "
+        "each of the two by itself.",
+        right=["read", "unreadable", "min", "median", "max"],
+    )
+    print_some(
+        [entry for part in [*splits, report["against"]] if part for entry in part["unreadable"]],
+        lambda entry: f"can't be read: {entry['image']}: {entry['reason']}",
+    )
+    print_duplicates(report["duplicates"])
+    if report["against"]:
+        print_matches(report["against"])
+
+
+def print_duplicates(found: dict[str, Any]) -> None:
+    lines = [
+        (f"images of {pair['split']} that are also in {pair['in']}", pair["images"])
+        for pair in found["across"]
+    ]
+    lines += [
+        (f"images of {split} that repeat another of it", count) for split, count in found["within"].items()
+    ]
+    lines.append(("pictures that are in several classes", found["with_different_classes"]))
+    if not found["groups"]:
+        print("copies: none")
+    for words, count in lines:
+        if count:
+            print(f"{words}: {count:,}")
+    leaks = [group for group in found["groups"] if len({member["split"] for member in group}) > 1]
+    print_some(leaks or found["groups"], lambda group: "  " + same(group))
+
+
+def print_matches(found: dict[str, Any]) -> None:
+    print(f"images of {found['data']} that are here: {found['found']:,} of {found['read']:,}")
+    print_some(found["matches"], lambda match: "  " + same([match, *match["found"]]))
+
+
+def print_some(entries: list[Any], say: Callable[[Any], str]) -> None:
+    for entry in entries[:MOST_LINES]:
+        print(say(entry))
+    if len(entries) > MOST_LINES:
+        print(f"  and {len(entries) - MOST_LINES:,} more; --json names all")
+
+
+def same(images: list[dict[str, Any]]) -> str:
+    return " = ".join(entry["image"] for entry in images)
+
+
+def size(part: dict[str, Any], end: str) -> str:
+    return f"{part['height'][end]}x{part['width'][end]}" if part["height"] else ""
+
+
+def number(count: int, word: str) -> str:
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{count:,} {word if count == 1 else plural}"
