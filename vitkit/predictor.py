@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitkit.data.images import ImageSource, find_images, prepare
 from vitkit.errors import InputError
-from vitkit.models.configs import Preprocessing, Size
+from vitkit.models.configs import Preprocessing, Resample, Size
 from vitkit.models.model import Model
 
 Images = ImageSource | Iterable[ImageSource]
@@ -91,6 +91,8 @@ class Predictor:
             yield row if isinstance(row, InputError) else self._top(row, top)
 
     def _top(self, logits: Tensor, top: int) -> list[Prediction]:
+        if logits.ndim != 1:
+            raise InputError(f"{self.name} has no pool and gives logits for each token, not for the image")
         if not logits.isfinite().all():
             raise InputError(f"{self.name} gives logits that are not finite: its weights are broken")
         probabilities, indices = logits.softmax(-1).topk(min(top, len(self.class_names)))
@@ -129,8 +131,9 @@ def load(
     image_size: Size | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
+    resample: Resample | None = None,
     names: Names | None = None,
-    accept: Sequence[str] = (),
+    accept: str | Sequence[str] = (),
 ) -> Predictor:
     """Return a model with its preprocessing and class names; `names` is a list, or a file of lines."""
     from vitkit.weights.load import load_model
@@ -139,7 +142,12 @@ def load(
     given = None if names is None else read_names(names)
     spec = spec if isinstance(spec, str) else Path(spec)
     loaded = load_model(
-        spec, image_size=image_size, num_classes=num_classes, channels=channels, accept=accept
+        spec,
+        image_size=image_size,
+        num_classes=num_classes,
+        channels=channels,
+        resample=resample,
+        accept=accept,
     )
     classes = loaded.model.config.num_classes
     if given is not None and len(given) != classes:

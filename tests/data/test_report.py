@@ -47,14 +47,23 @@ def test_sound_data_is_counted(photos: Path) -> None:
     save(draw(11, 4, 50).convert("P"), photos / "train/dog/11.gif")
     report = data(str(photos))
     train, test = report["splits"]
-    assert (report["data"], report["num_classes"], train["split"], test["split"]) == (str(photos), 2, "train", "test")
+    assert (report["data"], report["num_classes"], train["split"], test["split"]) == (
+        str(photos),
+        2,
+        "train",
+        "test",
+    )
     assert (train["images"], train["read"], train["labels"]) == (10, 10, 10)
     assert train["classes"] == {"cat": 6, "dog": 4} and test["classes"] == {"cat": 1, "dog": 1}
     assert train["smallest"] == {"class": "dog", "images": 4}
     assert train["largest"] == {"class": "cat", "images": 6}
     assert train["height"] == {"min": 4, "median": 6, "max": 20}
     assert train["width"] == {"min": 8, "median": 8, "max": 50}
-    assert train["modes"] == {"RGB": 8, "L": 1, "P": 1} and train["formats"] == {"PNG": 8, "JPEG": 1, "GIF": 1}
+    assert train["modes"] == {"RGB": 8, "L": 1, "P": 1} and train["formats"] == {
+        "PNG": 8,
+        "JPEG": 1,
+        "GIF": 1,
+    }
     assert not train["unreadable"] and not report["duplicates"]["groups"]
     assert report["against"] is report["sheet"] is None and report["compared"] == []
     assert report["notes"] == [f"{photos}: 2 classes, sorted by name: cat, dog"]
@@ -104,7 +113,9 @@ def test_copies_are_found_in_and_across_splits_in_any_file(photos: Path) -> None
     assert found["within"] == {"train": 1, "test": 0}
     assert found["across"] == [{"split": "test", "in": "train", "images": 2}]
     assert found["with_different_classes"] == 1
-    assert [[member["image"].removeprefix(f"{photos}/") for member in group] for group in found["groups"]] == [
+    assert [
+        [member["image"].removeprefix(f"{photos}/") for member in group] for group in found["groups"]
+    ] == [
         ["train/cat/0.png", "train/cat/again.png", "test/cat/other.bmp"],
         ["train/cat/1.png", "test/dog/lossless.webp"],
     ]
@@ -204,7 +215,9 @@ def test_pixels_that_are_no_files_have_no_format() -> None:
 def test_images_with_several_labels_count_for_each(tmp_path: Path) -> None:
     for number in range(3):
         save(draw(number), tmp_path / f"{number}.png")
-    (tmp_path / "t.csv").write_text("image_path,label,split\n0.png,a;b,train\n1.png,b,train\n2.png,,train\n0.png,b,test\n")
+    (tmp_path / "t.csv").write_text(
+        "image_path,label,split\n0.png,a;b,train\n1.png,b,train\n2.png,,train\n0.png,b,test\n"
+    )
     report = data(f"{tmp_path}/t.csv", out=tmp_path / "sheet.png")
     train = report["splits"][0]
     assert (train["images"], train["labels"], train["classes"]) == (3, 3, {"a": 1, "b": 2})
@@ -229,7 +242,10 @@ def test_the_sheet_has_a_row_for_each_class(photos: Path, tmp_path: Path) -> Non
     assert data(str(photos), out=path)["sheet"] == str(path)
     with Image.open(path) as image:
         width = 2 * sheet.MARGIN + sheet.NAMES + sheet.COLUMNS * (sheet.TILE + sheet.GAP) - sheet.GAP
-        assert image.format == "PNG" and image.size == (width, 2 * sheet.MARGIN + sheet.HEAD + 2 * sheet.TILE + sheet.GAP)
+        assert image.format == "PNG" and image.size == (
+            width,
+            2 * sheet.MARGIN + sheet.HEAD + 2 * sheet.TILE + sheet.GAP,
+        )
         pixels = np.asarray(image.convert("RGB"))
     left, top = sheet.MARGIN + sheet.NAMES, sheet.MARGIN + sheet.HEAD
     middle = pixels[top + sheet.TILE // 2, left + sheet.TILE // 2]
@@ -244,7 +260,10 @@ def test_the_sheet_of_many_classes_shows_some(tmp_path: Path) -> None:
     for number in range(30):
         save(draw(number), tmp_path / f"photos/train/c{number:02d}/1.png")
     source = open_splits(parse_spec(f"{tmp_path}/photos:train"))[0]
-    assert sheet.draw_sheet(source).height == 2 * sheet.MARGIN + sheet.HEAD + 24 * (sheet.TILE + sheet.GAP) - sheet.GAP
+    assert (
+        sheet.draw_sheet(source).height
+        == 2 * sheet.MARGIN + sheet.HEAD + 24 * (sheet.TILE + sheet.GAP) - sheet.GAP
+    )
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         note(f"error: {error}")
         return 2
+    except OSError as error:  # a path that is too long, or a folder that may not be looked into
+        if isinstance(error, BrokenPipeError) or error.filename is None:
+            raise
+        note(f"error: {error.filename}: {error.strerror}")
+        return 2
     except typer.TyperException as error:
         note(f"error: {error.format_message()}")
         return error.exit_code

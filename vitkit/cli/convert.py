@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-
-
-class Format(StrEnum):
-    """What `vit convert` writes."""
-
-    vitkit = "vitkit"
-    npz = "npz"
-    timm = "timm"
-    hf = "hf"
-    torchvision = "torchvision"
 
 
 def convert(
@@ -23,12 +12,18 @@ def convert(
         str, typer.Argument(metavar="SRC", help="MODEL: a file, a folder, NAME@FILE, NAME@TAG, ...")
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder or file to write.")],
-    to: Annotated[Format, typer.Option(help="Format to write.")] = Format.vitkit,
+    to: Annotated[
+        Literal["vitkit", "npz", "timm", "hf", "torchvision"], typer.Option(help="Format to write.")
+    ] = "vitkit",
     image_size: Annotated[
         str | None, typer.Option(help="Resample positions to this size: N or HEIGHTxWIDTH.")
     ] = None,
     num_classes: Annotated[int | None, typer.Option(help="Replace the head by a fresh one.")] = None,
     channels: Annotated[int | None, typer.Option(help="Adapt the first convolution.")] = None,
+    resample: Annotated[
+        Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"] | None,
+        typer.Option(help="How positions are resampled; left out, as the source does it."),
+    ] = None,
     accept: Annotated[
         list[str] | None,
         typer.Option(help="Tensors that may be unused or missing (pattern; repeatable), or 'numerics'."),
@@ -48,10 +43,11 @@ def convert(
     result = run(
         source,
         target,
-        to.value,
+        to,
         image_size=None if image_size is None else parse_size(image_size),
         num_classes=num_classes,
         channels=channels,
+        resample=resample,
         accept=accept or (),
         force=force,
     )
@@ -60,4 +56,4 @@ def convert(
     if json:
         print_json(result)
     else:
-        print(f"{result['target']}: {result['model']}, {result['parameters']:,} parameters, as {to.value}")
+        print(f"{result['target']}: {result['model']}, {result['parameters']:,} parameters, as {to}")

@@ -105,6 +105,7 @@ def pack(
     for shard in todo:
         records[shard.name] = _write(shard, folder, settings, bad_images, step)
         _write_manifest(folder, {**manifest, "shards": records})
+    records = dict(sorted(records.items()))
     _write_manifest(folder, {**manifest, "complete": True, "shards": records})
     return {
         "source": str(spec),
@@ -300,7 +301,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     with written_whole(folder / MANIFEST) as part:
-        part.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _check_same(found: dict[str, Any], manifest: dict[str, Any], folder: Path) -> None:

@@ -15,7 +15,11 @@ Size = int | tuple[int, int]
 
 def as_size(size: Size) -> tuple[int, int]:
     """Return (height, width); one number means a square."""
-    return (size, size) if isinstance(size, int) else size
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size, size
+    if isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return size[0], size[1]
+    raise InputError(f"an image size is {size!r}; expected pixels, or height and width")
 
 
 @dataclass(frozen=True)

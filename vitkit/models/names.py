@@ -193,9 +193,10 @@ def find_name(config: ModelConfig) -> str | None:
 def default_preprocessing(config: ModelConfig) -> Preprocessing:
     """Return the preprocessing of a model whose weights don't state their own: timm's for its family."""
     mean: tuple[float, ...] = (0.5,) * config.channels
-    std, crop, interpolation = mean, 0.9, "bicubic"
+    large = min(config.size) >= 384
+    std, crop, interpolation = mean, (1.0 if large else 0.9), "bicubic"
     if isinstance(config, ResNetConfig):
-        crop, interpolation = 0.875, "bilinear"
+        crop, interpolation = (1.0 if large else 0.875), "bilinear"
     elif isinstance(config, CompactConfig):
         crop, interpolation = (0.9 if config.num_classes == 1000 else 1.0), "bicubic"
         by_classes: Mapping[int, Any] = {

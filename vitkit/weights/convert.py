@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vitkit.errors import InputError
-from vitkit.models.configs import Size
+from vitkit.models.configs import Resample, Size
 from vitkit.weights import google, huggingface, timm, torchvision
 from vitkit.weights.files import Tensors, write_npz, write_pth, write_safetensors
 from vitkit.weights.folder import (
@@ -44,14 +44,21 @@ def convert(
     image_size: Size | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
-    accept: Sequence[str] = (),
+    resample: Resample | None = None,
+    accept: str | Sequence[str] = (),
     force: bool = False,
 ) -> dict[str, Any]:
     """Read MODEL and write it in another format; return what was written."""
     path = Path(target).expanduser()
     check_target(path, to, force)
+    accept = (accept,) if isinstance(accept, str) else accept
     loaded = load_model(
-        source, image_size=image_size, num_classes=num_classes, channels=channels, accept=accept
+        source,
+        image_size=image_size,
+        num_classes=num_classes,
+        channels=channels,
+        resample=resample,
+        accept=accept,
     )
     save(loaded, path, to, accept=accept, force=force)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
@@ -107,6 +114,8 @@ def save(
 
 def check_target(path: Path, to: Format, force: bool) -> None:
     """Refuse, before anything is read, a target of another kind, or one that is there."""
+    if to not in get_args(Format):
+        raise InputError(f"unknown format {to!r}; expected one of {', '.join(get_args(Format))}")
     if (path.suffix == ".npz") != (to == "npz"):
         raise InputError(
             f"--to {to} can't write {path.name}: .npz files are --to npz, and the other way round"

@@ -26,6 +26,8 @@ from vitkit.weights import timm
 from vitkit.weights.files import Tensors, write_safetensors
 
 FORMAT_VERSION = 1
+# All that a model folder of ours may hold.
+FILES = {"config.json", "model.safetensors", "README.md", "preprocessor_config.json"}
 FAMILIES: dict[str, type[ModelConfig]] = {
     "vit": ViTConfig,
     "hybrid": HybridConfig,
@@ -139,22 +141,28 @@ def replacing(target: Path, *, force: bool) -> Iterator[Path]:
         raise InputError(f"{target} exists; --force overwrites it")
     if target.is_file():
         raise InputError(f"{target} is a file; expected a folder to write")
-    if target.exists() and any(target.iterdir()) and not (target / "config.json").is_file():
-        raise InputError(f"{target} is no model folder: --force replaces those alone")
-    place, new = target.resolve(), None  # a link stays, what it points to is replaced
+    if target.exists() and (others := {entry.name for entry in target.iterdir()} - FILES):
+        raise InputError(
+            f"{target} holds {sorted(others)[0]!r} and is no model folder: --force replaces those alone"
+        )
+    place, new, old = target.resolve(), None, None  # a link stays, what it points to is replaced
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         yield new
         new.chmod(0o755)
         if place.exists():
-            shutil.rmtree(place)
+            old = new.with_name(f"{new.name}.old")
+            place.rename(old)
         new.rename(place)
     except OSError as error:
         raise InputError(f"{target} can't be written: {error.strerror}") from None
     finally:
-        if new is not None:
-            shutil.rmtree(new, ignore_errors=True)
+        if old is not None and not place.exists():
+            old.rename(place)
+        for folder in (new, old):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def model_card(

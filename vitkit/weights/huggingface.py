@@ -124,6 +124,8 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
             reading.class_names = names
     if "preprocessor" in extra:
         reading.preprocessing |= _read_preprocessor(extra["preprocessor"])
+        if bit and (size := _input_size(extra["preprocessor"])):
+            settings["image_size"] = size
     return reading
 
 
@@ -256,6 +258,14 @@ def _read_preprocessor(values: dict[str, Any]) -> dict[str, Any]:
         edge = crop["height"] if isinstance(crop, dict) else crop
         result["crop_fraction"] = _fraction(edge, shortest)
     return result
+
+
+def _input_size(values: dict[str, Any]) -> list[int] | None:
+    """Return the height and width that an image processor gives; transformers' BiT states them nowhere else."""
+    for size in (values.get("crop_size"), values.get("size")):
+        if isinstance(size, dict) and {"height", "width"} <= size.keys():
+            return [size["height"], size["width"]]
+    return None
 
 
 def _fraction(crop: int, resized: int) -> float:

@@ -145,7 +145,8 @@ def _pool(tensors: Tensors) -> str:
         return "map"
     if "seq_pool.weight" in tensors:
         return "seqpool"
-    return "token" if "cls_token" in tensors else "mean"
+    # timm normalises after the pool where it takes the mean, even beside a class token
+    return "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "mean"
 
 
 def _backbone(tensors: Tensors) -> dict[str, Any]:
@@ -205,12 +206,15 @@ def _compact(
         "pool": "seqpool" if "classifier.attention_pool.weight" in tensors else "token",
         "positions": "none" if table is None else "sine" if same and same.positions == "sine" else "learned",
     }
-    squares = [(side, side) for side in (32, *range(8, 1025, 8)) if side >= first.shape[2]]
+    squares = [(side, side) for side in (32, *range(8, 1025, 4)) if side >= first.shape[2]]
     for size in [*stated, *squares, *asked] if table is not None else [*asked, *stated, *squares]:
         config = from_dict(CompactConfig, {**settings, **found, "image_size": size}, "weight file")
         if table is None or config.num_tokens == table.shape[1]:
             return config
-    raise InputError(f"no image size gives the {table.shape[1]} tokens of the position table")  # type: ignore[union-attr]
+    assert table is not None
+    raise InputError(
+        f"no square image gives the {table.shape[1]} tokens of the position table: give --image-size"
+    )
 
 
 def _classes(tensors: Tensors, name: str) -> int:
@@ -237,6 +241,8 @@ def check_name(config: ModelConfig, named: ModelConfig) -> None:
             "the file holds a {}, the name means a {}".format(*(k.removesuffix("Config") for k in kinds))
         )
     _check_fields(vars(config), vars(named))
+    if isinstance(config, CompactConfig) and isinstance(named, CompactConfig) and config.pool != named.pool:
+        raise InputError(f"the file's model has pool {config.pool!r}, the named one {named.pool!r}")
 
 
 def _check_fields(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitkit.config import override
 from vitkit.errors import InputError
 from vitkit.models import build
-from vitkit.models.configs import ModelConfig, Preprocessing, Size, ViTConfig, as_size
+from vitkit.models.configs import ModelConfig, Preprocessing, Resample, Size, ViTConfig, as_size
 from vitkit.models.model import Model
 from vitkit.models.names import canonical_name, default_preprocessing, find_name, model_config, size_in_name
 from vitkit.weights import google, huggingface, timm, torchvision
@@ -69,14 +69,16 @@ def load_model(
     image_size: Size | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
-    accept: Sequence[str] = (),
+    resample: Resample | None = None,
+    accept: str | Sequence[str] = (),
     announce: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Return the model that MODEL means, on the CPU, in evaluation mode.
 
-    image_size resamples positions; num_classes replaces a head of another size by a fresh one; channels
+    image_size resamples positions, by the source's own method unless resample names another; num_classes replaces a head of another size by a fresh one; channels
     adapts the first convolution; accept names tensors (patterns) that may be unused or missing.
     """
+    accept = (accept,) if isinstance(accept, str) else accept
     source = find_source(spec, announce or _say)
     if source.path is None:
         assert source.named is not None
@@ -93,6 +95,8 @@ def load_model(
     if num_classes is not None and num_classes != loaded.model.config.num_classes:
         loaded.model.reset_head(num_classes)
         loaded.class_names = None
+    if resample is not None:
+        loaded.model.config = override(loaded.model.config, {"resample": resample}, "model")
     if image_size is not None and as_size(image_size) != loaded.model.config.size:
         loaded.model.set_image_size(image_size)
     loaded.preprocessing = dataclasses.replace(loaded.preprocessing, image_size=loaded.model.config.size)
@@ -124,7 +128,8 @@ def find_source(spec: str | Path, announce: Callable[[str], None]) -> Source:
         return _public(row, announce)
     if _looks_like_path(text):
         raise InputError(f"no such file or folder: {text}")
-    return Source(None, text) if canonical_name(text) else Source(None)
+    canonical_name(text)
+    return Source(None, text)
 
 
 def read_model(
@@ -153,6 +158,8 @@ def read_model(
     notes = []
     if stored is None and path.is_file() and public is None:
         notes.append(f"preprocessing, which {file.name} doesn't state: {in_words(preprocessing)}")
+    if not config.num_classes:
+        class_names = None
     if class_names is not None and len(class_names) != config.num_classes:
         raise InputError(f"{path} names {len(class_names)} classes, its head has {config.num_classes}")
     if missing:

@@ -27,6 +27,12 @@ RESNETS = frozenset(
     "resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit resnetv2_152x2_bit "
     "resnetv2_152x4_bit".split()
 )
+# Arguments of timm's models that the tensors' shapes tell, that are read here, or that matter in training alone.
+MODEL_ARGS = frozenset(
+    "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_ratio class_token reg_tokens init_values "
+    "global_pool fc_norm no_embed_class pos_embed act_layer drop_rate pos_drop_rate patch_drop_rate proj_drop_rate "
+    "attn_drop_rate drop_path_rate weight_init".split()
+)
 POOLS = {"token": "token", "mean": "avg", "map": "map", "none": ""}
 POOLS_BACK = {theirs: ours for ours, theirs in POOLS.items()}
 # What timm keeps in its code and not in config.json: architectures with the tanh GELU, and with other heads.
@@ -70,6 +76,8 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
 
 def _read_config(reading: Reading, config: dict[str, Any]) -> None:
     settings, args = reading.settings, config.get("model_args") or {}
+    if unknown := sorted(set(args) - MODEL_ARGS):
+        raise InputError(f"timm's model argument {unknown[0]!r} is not supported")
     architecture = str(config.get("architecture"))
     if "patch_embed.proj.weight" in reading.tensors:
         with suppress(InputError, AttributeError):  # an architecture that timm has and we don't name
