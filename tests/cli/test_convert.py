@@ -129,7 +129,11 @@ def test_force_replaces_nothing_but_models(vit: Callable[..., Any], source: Path
     (precious / "thesis.txt").write_text("three years")
     answer = vit("convert", str(source), str(precious), "--force")
     assert answer.status == 2
-    assert answer.err.endswith(f"error: {precious} is no model folder: --force replaces those alone\n")
+    reason = "holds 'thesis.txt' and is no model folder: --force replaces those alone\n"
+    assert answer.err.endswith(f"error: {precious} {reason}")
+    (precious / "config.json").write_text("{}")
+    assert vit("convert", str(source), str(precious), "--force").status == 2
+    (precious / "config.json").unlink()
     assert files(tmp_path) == ["precious/thesis.txt", "source.safetensors"]
     (precious / "thesis.txt").unlink()
     assert vit("convert", str(source), str(precious), "--force").status == 0
@@ -280,3 +284,33 @@ def test_the_page_runs(vit: Callable[..., Any], tmp_path: Path, monkeypatch: pyt
         if kind == "python":
             exec(block, {})
     assert Path("model-python").is_dir()
+
+
+def test_a_failed_replacement_keeps_the_old_model(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    vitkit.convert(source, folder)
+    before = (folder / "config.json").read_bytes()
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if target == folder and not self.name.endswith(".old"):
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(vitkit.InputError, match="can't be written: No space left on device"):
+        vitkit.convert(source, folder, force=True)
+    assert (folder / "config.json").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "source.safetensors"]
+
+
+def test_an_unknown_format_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(vitkit.InputError, match="unknown format 'onnx'; expected one of npz, timm, hf"):
+        vitkit.convert(source, tmp_path / "x", to="onnx")  # type: ignore[arg-type]
+
+
+def test_a_path_that_is_too_long_is_bad_input(vit: Callable[..., Any], source: Path) -> None:
+    answer = vit("convert", str(source), "x" * 300)
+    assert answer.status == 2 and answer.err.strip().count("\n") <= 1

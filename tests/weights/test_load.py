@@ -606,3 +606,56 @@ def test_a_size_in_the_name_is_the_size_asked_for(tmp_path: Path) -> None:
     save_file(model.state_dict(), tmp_path / "ti.safetensors")
     assert load_model(f"Ti/16@{tmp_path}/ti.safetensors").model.config.size == (64, 64)
     assert load_model(f"vit_tiny_patch16_96@{tmp_path}/ti.safetensors").model.config.size == (96, 96)
+
+
+def test_one_pattern_may_be_a_plain_text(tmp_path: Path) -> None:
+    state = vitkit.create_model("mu/16", num_classes=3).state_dict()
+    save_file(state | {"junk": torch.zeros(1)}, tmp_path / "mu.safetensors")
+    spec = f"mu/16@{tmp_path}/mu.safetensors"
+    assert "junk" in message(spec, accept="head.*")
+    load_model(spec, accept="junk")
+
+
+def test_a_mean_behind_a_class_token_is_told_by_its_norm(tmp_path: Path) -> None:
+    model = vitkit.create_model("mu/16", pool="mean", class_token=True, final_norm="pooled", gelu="erf")
+    save_file(model.state_dict(), tmp_path / "mae.safetensors")
+    config = load_model(f"mu/16@{tmp_path}/mae.safetensors").model.config
+    assert (config.pool, config.final_norm, config.class_token) == ("mean", "pooled", True)  # type: ignore[attr-defined]
+
+
+def test_a_compact_name_fixes_its_pool(tmp_path: Path) -> None:
+    save_file(vitkit.create_model("ViT-Lite-2/4").state_dict(), tmp_path / "lite.safetensors")
+    assert message(f"CVT-2/4@{tmp_path}/lite.safetensors").endswith(
+        "the file's model has pool 'token', the named one 'seqpool'"
+    )
+
+
+def test_a_compact_file_of_mnist_size(tmp_path: Path) -> None:
+    save_file(vitkit.create_model("CCT-2/3x2", image_size=28).state_dict(), tmp_path / "cct.safetensors")
+    assert load_model(tmp_path / "cct.safetensors").model.config.size in ((26, 26), (28, 28))
+
+
+def test_positions_are_resampled_as_told(tmp_path: Path) -> None:
+    model = vitkit.create_model("mu/16", image_size=64)
+    save_file(model.state_dict(), tmp_path / "mu.safetensors")
+    spec = f"mu/16@{tmp_path}/mu.safetensors"
+    told = load_model(spec, image_size=96, resample="bilinear_corners").model
+    expected = resample_table(model.pos_embed.data, (4, 4), (6, 6), 1, "bilinear_corners")  # type: ignore[arg-type]
+    assert torch.equal(told.pos_embed, expected)  # type: ignore[arg-type]
+    assert not torch.allclose(load_model(spec, image_size=96).model.pos_embed, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", ["64", 32.0, (1, 2, 3), True])
+def test_an_image_size_is_pixels(size: Any) -> None:
+    with pytest.raises(InputError, match="an image size is .*; expected pixels, or height and width"):
+        vitkit.create_model("mu/16").set_image_size(size)
+    model = vitkit.create_model("mu/16")
+    model.set_image_size([48, 64])  # type: ignore[arg-type]
+    assert model(torch.zeros(1, 3, 48, 64)).shape == (1, 1000)
+
+
+def test_preprocessing_of_large_images_keeps_the_whole_crop() -> None:
+    for name, fraction in (("B/16", 0.9), ("BiT-R50x1", 0.875)):
+        small, large = (vitkit.models.model_config(name, image_size=size) for size in (224, 384))
+        assert default_preprocessing(small).crop_fraction == fraction
+        assert default_preprocessing(large).crop_fraction == 1.0

@@ -66,6 +66,6 @@ def pack(
         )
     for entry in result["unreadable"]:
         note(f"left out {entry['image']}: {entry['reason']}")
-    if result["unreadable"]:
-        note(f"{len(result['unreadable']):,} images were left out")
+    if count := len(result["unreadable"]):
+        note(f"{count:,} images were left out" if count > 1 else "1 image was left out")
         raise typer.Exit(1)

@@ -1,0 +1,136 @@
+"""`vit data`: tables, JSON, the contact sheet, and an exit status that tells of unreadable images."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.report import data
+
+Vit = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Eight images to train with and four to test with, in ./photos."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (6, 8, 3), np.uint8)
+        folder = Path("photos", "train" if number < 8 else "test", "cat" if number % 4 else "[b]dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return Path("photos")
+
+
+def lines(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line.strip(" ─")]
+
+
+def test_tables(vit: Vit, photos: Path) -> None:
+    answer = vit("data", "./photos")
+    assert answer.status == 0
+    out = lines(answer.out)
+    assert out[0] == ["./photos:", "2", "classes"]
+    assert out[2] == ["train", "8", "2", "[b]dog:", "2", "cat:", "6", "0.811"]
+    assert out[3] == ["test", "4", "2", "[b]dog:", "1", "cat:", "3", "0.811"]
+    assert out[5] == ["train", "8", "0", "6x8", "6x8", "6x8", "RGB", "8", "PNG", "8"]
+    assert answer.out.splitlines()[-1] == "copies: none"
+    assert answer.err.splitlines() == [
+        "./photos: 2 classes, sorted by name: [b]dog, cat",
+        "--out FILE.png draws a contact sheet",
+    ]
+    assert sorted(path.name for path in Path().iterdir()) == ["photos"]
+
+
+def test_copies_are_told(vit: Vit, photos: Path) -> None:
+    for number in range(1, 8):
+        shutil.copy(
+            photos / f"train/{'cat' if number % 4 else '[b]dog'}/{number}.png",
+            photos / f"test/cat/c{number}.png",
+        )
+    shutil.copy(photos / "train/cat/1.png", photos / "train/cat/twice.png")
+    answer = vit("data", "./photos")
+    assert answer.status == 0
+    said = answer.out.splitlines()
+    assert "images of test that are also in train: 7" in said
+    assert "images of train that repeat another of it: 1" in said
+    assert "pictures that are in several classes: 1" in said
+    assert "  ./photos/train/cat/1.png = ./photos/train/cat/twice.png = ./photos/test/cat/c1.png" in said
+    assert said[-1] == "  and 2 more; --json names all"
+
+
+def test_an_unreadable_image_is_named_and_the_status_is_one(vit: Vit, photos: Path) -> None:
+    (photos / "test/cat/9.png").write_bytes(b"")
+    answer = vit("data", "./photos")
+    assert answer.status == 1
+    assert "can't be read: ./photos/test/cat/9.png: it is empty" in answer.out.splitlines()
+    assert answer.err.splitlines()[-1] == "1 image can't be read"
+    assert vit("data", "./photos:train").status == 0
+    assert vit("data", "./photos:train", "--against", "./photos").status == 1
+
+
+def test_json_is_what_python_returns(vit: Vit, photos: Path) -> None:
+    (photos / "test/[b]dog/8.png").write_bytes(b"")
+    answer = vit("data", "./photos", "--json", "--images", "3", "--against", "./photos:test")
+    assert answer.status == 1
+    assert json.loads(answer.out) == data("./photos", images=3, against="./photos:test")
+    assert "read 3 of the 8 images of train" in answer.err
+
+
+def test_against_another_set(vit: Vit, photos: Path) -> None:
+    answer = vit("data", "./photos:train", "--against", "./photos")
+    assert "images of ./photos:test that are here: 0 of 4" in answer.out.splitlines()
+    assert "./photos: took 'test', beside it are train" in answer.err.splitlines()
+    shutil.copy(photos / "train/cat/1.png", photos / "test/cat/leak.png")
+    said = vit("data", "./photos:train", "--against", "./photos").out.splitlines()
+    assert said[-2:] == [
+        "images of ./photos:test that are here: 1 of 5",
+        "  ./photos/test/cat/leak.png = ./photos/train/cat/1.png",
+    ]
+
+
+def test_the_contact_sheet_is_written_once(vit: Vit, photos: Path) -> None:
+    answer = vit("data", "./photos", "--out", "sheet.png")
+    assert answer.status == 0 and answer.err.splitlines()[-1] == "contact sheet: sheet.png"
+    with Image.open("sheet.png") as sheet:
+        assert sheet.format == "PNG"
+    again = vit("data", "./photos", "--out", "sheet.png")
+    assert again == (2, "", "error: sheet.png exists; --force overwrites it\n")
+    assert vit("data", "./photos", "--out", "sheet.png", "--force").status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["./nowhere"], "no such file or folder: ./nowhere"),
+        (["./photos:tset"], "./photos has no split 'tset'; did you mean 'test'?"),
+        (["./photos", "--images", "0"], "--images"),
+        (["./photos", "--out", "sheet.jpg"], "the contact sheet is a PNG"),
+        (["./photos", "--against", "nowhere"], "unknown data source 'nowhere'"),
+    ],
+)
+def test_bad_input(vit: Vit, photos: Path, arguments: list[str], message: str) -> None:
+    answer = vit("data", *arguments)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith("error: ") and message in answer.err and answer.err.count("\n") == 1
+
+
+def test_progress_on_a_terminal_only(vit: Vit, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = vit("data", "./photos", "--json")
+    assert "reading" not in quiet.err
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = vit("data", "./photos", "--json")
+    assert "reading" in shown.err and "12/12" in shown.err
+    assert shown.out == quiet.out
