@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitkit.cost import cost, cost_of, table, training_exaflops
+from vitkit.cost import cost, cost_of, training_exaflops
 from vitkit.errors import InputError
 from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
 from vitkit.models.model import Model
 from vitkit.models.names import list_models, model_config
+from vitkit.published import table
 
 # 9.2: matmul MACs by hand; attention is QK^T and AV.
 MACS_BY_PART = {

@@ -27,6 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "weights": {"config", "models", "cost"},
     "data": {"config", "models"},
     "predictor": {"config", "models", "weights", "data"},
+    "published": {"models", "cost"},
     "catalog": {"config", "models", "weights", "cost"},
     "doctor": set(),
 }

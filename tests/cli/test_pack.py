@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,3 +136,24 @@ def test_progress_on_a_terminal_only(vit: Vit, monkeypatch: pytest.MonkeyPatch) 
     shown = vit("pack", "./photos", "other", "--json")
     assert "packing" in shown.err and "8/8" in shown.err
     assert json.loads(shown.out)["shards"] == 2
+
+
+def test_the_page_runs(vit: Vit, photos: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    shutil.copytree(photos, "pretraining")
+    commands = [
+        line
+        for kind, block in blocks
+        if kind == "sh"
+        for line in block.splitlines()
+        if line.startswith(("vit data", "vit pack"))
+    ]
+    assert len(commands) == 8
+    for command in commands:
+        answer = vit(*shlex.split(command, comments=True)[1:])
+        assert answer.status == 0 and answer.out, answer.err
+    for kind, block in blocks:
+        if kind == "python":
+            exec(block, {})
+    assert len(open_data("./small", default="train")) == 6

@@ -27,7 +27,7 @@ def cost(
     """Count parameters, multiply-adds, FLOPs and training memory: vit cost B/16 --image-size 384"""
     from vitkit.cli.output import print_json
     from vitkit.cost import cost as count
-    from vitkit.cost import table as published
+    from vitkit.published import table as published
 
     if table:
         if models or (image_size, num_classes, images) != (None, None, None):

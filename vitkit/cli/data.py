@@ -29,8 +29,9 @@ def data(
 ) -> None:
     """Report splits, classes, sizes, unreadable images and copies: vit data ./photos --out sheet.png
 
-    Every image is decoded. Images with the same pixels are copies, whatever their files; copies in two splits are
-    found also where DATA names one of them. The exit status is 1 when an image can't be read, else 0.
+    Every image is decoded. Images with the same pixels are copies, whatever their files.
+    Copies in two splits are found even if DATA names one split.
+    The exit status is 1 when an image can't be read, else 0.
     """
     from vitkit.cli.output import note, print_json
     from vitkit.cli.progress import progress_bar

@@ -20,7 +20,7 @@ def pack(
     force: Annotated[bool, typer.Option("--force", help="Pack anew what `vit pack` wrote there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Write data into tar or parquet shards, with images made smaller: vit pack ./photos ./packed --size 256
+    """Write data into tar or parquet shards of smaller images: vit pack ./photos ./packed
 
     The same command goes on where it was stopped. The exit status is 1 when images were left out.
     """

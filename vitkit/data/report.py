@@ -78,7 +78,8 @@ def data(
         source = open_data(against, default="measure")
         against = replace(against, split=source.split)
         other = Part(source, False, spread(len(source), images or len(source)))
-    _read([*parts, *([other] if other else [])], progress)
+    everything = [*parts, other] if other else parts
+    _read(everything, progress)
     if sheet is not None:
         write_sheet(shown[0].source, sheet)
     return {
@@ -89,7 +90,7 @@ def data(
         "duplicates": _duplicates(parts),
         "against": other and _found(other, shown, str(against)),
         "sheet": None if sheet is None else str(sheet),
-        "notes": _notes([*parts, *([other] if other else [])]),
+        "notes": _notes(everything),
     }
 
 
@@ -108,8 +109,7 @@ def _open(spec: DataSpec) -> list[tuple[Source, bool]]:
     return [*((source, False) for source in others), (asked, True)]
 
 
-def _read(parts: Iterable[Part], progress: Progress | None) -> None:
-    parts = list(parts)
+def _read(parts: Sequence[Part], progress: Progress | None) -> None:
     total, done = sum(len(part.indices) for part in parts), 0
     for part in parts:
         for index, look in work_through(part.source, part.indices, look_at):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.models.configs import HybridConfig
-from vitkit.models.layers import StandardizedConv2d, lecun_normal_, pad_same
+from vitkit.models.layers import StandardizedConv2d, group_norm, lecun_normal_, pad_same
 from vitkit.models.vit import Embedding, VisionTransformer
 
 
@@ -16,8 +16,8 @@ class Stem(nn.Module):
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
-        self.conv = _conv(config, config.channels, config.backbone_width, 7, 2)
-        self.norm = _norm(config, config.backbone_width)
+        self.conv = StandardizedConv2d(config.channels, config.backbone_width, 7, 2, config=config)
+        self.norm = group_norm(config, config.backbone_width)
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.norm(self.conv(images)))
@@ -29,12 +29,12 @@ class Bottleneck(nn.Module):
 
     def __init__(self, config: HybridConfig, channels_in: int, middle: int, stride: int, first: bool) -> None:
         super().__init__()
-        self.conv1 = _conv(config, channels_in, middle, 1)
-        self.norm1 = _norm(config, middle)
-        self.conv2 = _conv(config, middle, middle, 3, stride)
-        self.norm2 = _norm(config, middle)
-        self.conv3 = _conv(config, middle, 4 * middle, 1)
-        self.norm3 = _norm(config, 4 * middle)
+        self.conv1 = StandardizedConv2d(channels_in, middle, 1, config=config)
+        self.norm1 = group_norm(config, middle)
+        self.conv2 = StandardizedConv2d(middle, middle, 3, stride, config=config)
+        self.norm2 = group_norm(config, middle)
+        self.conv3 = StandardizedConv2d(middle, 4 * middle, 1, config=config)
+        self.norm3 = group_norm(config, 4 * middle)
         self.downsample = Shortcut(config, channels_in, 4 * middle, stride) if first else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ class Shortcut(nn.Module):
 
     def __init__(self, config: HybridConfig, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
-        self.conv = _conv(config, channels_in, channels_out, 1, stride)
-        self.norm = _norm(config, channels_out)
+        self.conv = StandardizedConv2d(channels_in, channels_out, 1, stride, config=config)
+        self.norm = group_norm(config, channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
@@ -114,21 +114,3 @@ class Hybrid(VisionTransformer):
                 lecun_normal_(module.weight)
             elif isinstance(module, Bottleneck):  # a unit starts as its shortcut alone
                 nn.init.zeros_(module.norm3.weight)
-
-
-def _conv(
-    config: HybridConfig, channels_in: int, channels_out: int, kernel: int, stride: int = 1
-) -> StandardizedConv2d:
-    return StandardizedConv2d(
-        channels_in,
-        channels_out,
-        kernel,
-        stride,
-        same=True,
-        formula=config.standardization,
-        epsilon=config.standardization_epsilon,
-    )
-
-
-def _norm(config: HybridConfig, channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(32, channels, eps=config.group_norm_epsilon)

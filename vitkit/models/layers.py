@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.models.configs import Gelu, Standardization
+from vitkit.models.configs import Gelu, HybridConfig, ResNetConfig
 from vitkit.models.positions import relative_logits
 from vitkit.models.record import Record
 
@@ -152,15 +152,13 @@ class StandardizedConv2d(nn.Conv2d):
         kernel: int,
         stride: int = 1,
         *,
-        same: bool,
-        formula: Standardization,
-        epsilon: float,
+        config: HybridConfig | ResNetConfig,
     ) -> None:
-        padding = 0 if same else (kernel - 1) // 2
+        self.same = isinstance(config, HybridConfig)  # BiT pads both sides alike
+        padding = 0 if self.same else (kernel - 1) // 2
         super().__init__(channels_in, channels_out, kernel, stride, padding, bias=False)
-        self.same = same
-        self.formula = formula
-        self.epsilon = epsilon
+        self.formula = config.standardization
+        self.epsilon = config.standardization_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         if self.same:
@@ -171,6 +169,11 @@ class StandardizedConv2d(nn.Conv2d):
         else:
             weight = (self.weight - mean) * (variance + self.epsilon).rsqrt()
         return F.conv2d(x, weight, None, self.stride, self.padding)
+
+
+def group_norm(config: HybridConfig | ResNetConfig, channels: int) -> nn.GroupNorm:
+    """Return the GroupNorm that a config describes."""
+    return nn.GroupNorm(32, channels, eps=config.group_norm_epsilon)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:

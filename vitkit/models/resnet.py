@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import InputError
 from vitkit.models.configs import ResNetConfig
-from vitkit.models.layers import StandardizedConv2d, lecun_normal_
+from vitkit.models.layers import StandardizedConv2d, group_norm, lecun_normal_
 from vitkit.models.model import Model
 from vitkit.models.record import Record
 
@@ -21,7 +21,7 @@ class Stem(nn.Module):
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
-        self.conv = _conv(config, config.channels, 64 * config.width_factor, 7, 2)
+        self.conv = StandardizedConv2d(config.channels, 64 * config.width_factor, 7, 2, config=config)
 
     def forward(self, images: Tensor) -> Tensor:
         return F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, 2)
@@ -32,12 +32,12 @@ class Bottleneck(nn.Module):
 
     def __init__(self, config: ResNetConfig, channels_in: int, middle: int, stride: int, first: bool) -> None:
         super().__init__()
-        self.norm1 = _norm(config, channels_in)
-        self.conv1 = _conv(config, channels_in, middle, 1)
-        self.norm2 = _norm(config, middle)
-        self.conv2 = _conv(config, middle, middle, 3, stride)
-        self.norm3 = _norm(config, middle)
-        self.conv3 = _conv(config, middle, 4 * middle, 1)
+        self.norm1 = group_norm(config, channels_in)
+        self.conv1 = StandardizedConv2d(channels_in, middle, 1, config=config)
+        self.norm2 = group_norm(config, middle)
+        self.conv2 = StandardizedConv2d(middle, middle, 3, stride, config=config)
+        self.norm3 = group_norm(config, middle)
+        self.conv3 = StandardizedConv2d(middle, 4 * middle, 1, config=config)
         self.downsample = Shortcut(config, channels_in, 4 * middle, stride) if first else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Shortcut(nn.Module):
 
     def __init__(self, config: ResNetConfig, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
-        self.conv = _conv(config, channels_in, channels_out, 1, stride)
+        self.conv = StandardizedConv2d(channels_in, channels_out, 1, stride, config=config)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x)
@@ -108,7 +108,7 @@ class ResNet(Model):
             middle = 64 * config.width_factor * 2**index
             self.stages.append(Stage(config, units, channels, middle, stride=1 if index == 0 else 2))
             channels = 4 * middle
-        self.norm = _norm(config, channels)
+        self.norm = group_norm(config, channels)
         self.head = Head(config) if config.num_classes else nn.Identity()
         self.reset_parameters()
 
@@ -140,21 +140,3 @@ class ResNet(Model):
                 lecun_normal_(module.weight)
             elif isinstance(module, (nn.GroupNorm, Head)):
                 module.reset_parameters()
-
-
-def _conv(
-    config: ResNetConfig, channels_in: int, channels_out: int, kernel: int, stride: int = 1
-) -> StandardizedConv2d:
-    return StandardizedConv2d(
-        channels_in,
-        channels_out,
-        kernel,
-        stride,
-        same=False,
-        formula=config.standardization,
-        epsilon=config.standardization_epsilon,
-    )
-
-
-def _norm(config: ResNetConfig, channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(32, channels, eps=config.group_norm_epsilon)

@@ -9,7 +9,7 @@ from typing import Any
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
 from vitkit.weights.files import Tensors
-from vitkit.weights.layout import Reading
+from vitkit.weights.layout import TIMM_RESNET, Reading
 from vitkit.weights.rules import COPY, POINTWISE, Rule, copies, stacked, to_ours, to_theirs
 
 LAYOUT = "transformers' layout"
@@ -92,11 +92,7 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
         for name, value in BIT_SETTINGS.items():
             if (found := extra.get(name, value)) != value:
                 raise InputError(f"transformers' BiT with {name} {found!r} is not supported, only {value!r}")
-        settings |= {
-            "standardization": "variance",
-            "standardization_epsilon": 1e-8,
-            "group_norm_epsilon": 1e-5,
-        }
+        settings |= TIMM_RESNET
     else:
         act = extra.get("hidden_act", "gelu")
         if act not in GELUS:
@@ -154,7 +150,7 @@ def unsupported(config: ModelConfig) -> str | None:
 def numerics(config: ModelConfig) -> dict[str, Any]:
     """Return the numerics that transformers computes whatever the config says."""
     if isinstance(config, ResNetConfig):
-        return {"standardization": "variance", "standardization_epsilon": 1e-8, "group_norm_epsilon": 1e-5}
+        return dict(TIMM_RESNET)
     return {}
 
 

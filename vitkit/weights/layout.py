@@ -7,6 +7,9 @@ from typing import Any
 
 from vitkit.weights.files import Tensors
 
+# How timm's and transformers' ResNets compute, whatever wrote their weights.
+TIMM_RESNET = {"standardization": "variance", "standardization_epsilon": 1e-8, "group_norm_epsilon": 1e-5}
+
 
 @dataclass
 class Reading:

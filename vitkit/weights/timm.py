@@ -10,7 +10,7 @@ from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
 from vitkit.models.names import find_name, model_config, other_name
 from vitkit.weights.files import Tensors
-from vitkit.weights.layout import Reading
+from vitkit.weights.layout import TIMM_RESNET, Reading
 
 LAYOUT = "timm's layout"
 # Names that timm registers, without the image size; other ViT shapes are vit_base_patch16_224 with arguments.
@@ -63,11 +63,7 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
     if any(
         name.endswith("stem.conv.weight") or name == "patch_embed.backbone.conv.weight" for name in theirs
     ):
-        settings |= {
-            "standardization": "variance",
-            "standardization_epsilon": 1e-8,
-            "group_norm_epsilon": 1e-5,
-        }
+        settings |= TIMM_RESNET
     reading = Reading(theirs, settings=settings)
     if extra is not None:
         _read_config(reading, extra)
@@ -139,7 +135,7 @@ def numerics(config: ModelConfig) -> dict[str, Any]:
     if isinstance(config, ViTConfig):
         found["norm_epsilon"] = 1e-6
     if isinstance(config, (HybridConfig, ResNetConfig)):
-        found |= {"standardization": "variance", "standardization_epsilon": 1e-8, "group_norm_epsilon": 1e-5}
+        found |= TIMM_RESNET
     return found
 
 

@@ -1,0 +1,119 @@
+"""Published figures beside ours: model sizes in circulation, and the ViT paper's scaling study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from vitkit.cost import cost_of, training_exaflops
+from vitkit.errors import InputError
+from vitkit.models.names import model_config
+
+JFT_IMAGES = 303_000_000
+
+# Figures in circulation: parameters, GFLOPs, and the model and classes whose parameters they are.
+PUBLISHED_VITS = (
+    ("B/16", "86M", 35.2, "B/16", 0),
+    ("L/16", "307M", 123.2, "L/32", 1000),
+    ("H/14", "632M", 334.8, "H/14", 1000),
+)
+# torchvision's name, image size, quoted parameters, quoted GFLOPs with a multiply-add as one.
+PUBLISHED_EFFICIENTNETS = (
+    ("EfficientNet-B0", "efficientnet_b0", 224, "5.3M", 0.4),
+    ("EfficientNet-B7", "efficientnet_b7", 600, "66M", 37.0),
+)
+# The ViT paper's table 6: model, epochs of JFT-300M, exaFLOPs.
+PUBLISHED_SCALING = (
+    ("B/32", 7, 55),
+    ("B/16", 7, 224),
+    ("L/32", 7, 196),
+    ("L/16", 7, 783),
+    ("L/16", 14, 1567),
+    ("H/14", 14, 4262),
+    ("BiT-R50x1", 7, 50),
+    ("BiT-R50x2", 7, 199),
+    ("BiT-R101x1", 7, 96),
+    ("BiT-R152x1", 7, 141),
+    ("BiT-R152x2", 7, 563),
+    ("BiT-R152x2", 14, 1126),
+    ("BiT-R200x3", 14, 3306),
+    ("R50+B/32", 7, 106),
+    ("R50+B/16", 7, 274),
+    ("R50+L/32", 7, 246),
+    ("R50+L/16", 7, 859),
+    ("R50+L/16", 14, 1668),
+)
+
+
+def table(which: Literal["sizes", "scaling"]) -> dict[str, Any]:
+    """Return published figures beside ours: model sizes in circulation, or the ViT paper's scaling study."""
+    if which == "sizes":
+        convention = (
+            "one image, 1000 classes; ViT figures count 2 FLOPs per multiply-add and 1 per element-wise "
+            "operation, EfficientNet figures 1 per multiply-add"
+        )
+        return {"table": which, "convention": convention, "rows": [*_vit_sizes(), *_efficientnet_sizes()]}
+    if which == "scaling":
+        convention = (
+            "exaFLOPs of pre-training at 224: 3 (forward and backward) x 2 per multiply-add x epochs "
+            "x 303 million images"
+        )
+        return {"table": which, "convention": convention, "rows": list(_scaling_rows())}
+    raise InputError(f"unknown table {which!r}; expected 'sizes' or 'scaling'")
+
+
+def _vit_sizes() -> Iterator[dict[str, Any]]:
+    for name, published, gflops, behind, num_classes in PUBLISHED_VITS:
+        config = model_config(name)
+        found = cost_of(config)
+        counted = cost_of(model_config(behind, num_classes=num_classes)).parameters
+        head = f"with {num_classes} classes" if num_classes else "without its head"
+        yield {
+            "model": name,
+            "image_size": list(config.size),
+            "parameters": found.parameters,
+            "macs": found.macs,
+            "flops": 2 * found.macs,
+            "flops_with_elementwise": 2 * found.macs + found.elementwise,
+            "published_parameters": published,
+            "published_gflops": gflops,
+            "note": f"{published} is {behind} {head}: {counted:,}",
+        }
+
+
+def _efficientnet_sizes() -> Iterator[dict[str, Any]]:
+    """Count torchvision's models on the meta device: nothing is computed or downloaded."""
+    import torch
+    import torchvision
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for name, builder, side, published, gflops in PUBLISHED_EFFICIENTNETS:
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            model = torchvision.models.get_model(builder).eval()
+            model(torch.empty(1, 3, side, side))
+        flops = counter.get_total_flops()
+        yield {
+            "model": name,
+            "image_size": [side, side],
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "macs": flops // 2,
+            "flops": flops,
+            "flops_with_elementwise": None,
+            "published_parameters": published,
+            "published_gflops": gflops,
+            "note": f"{gflops:g} counts a multiply-add once, as our GMACs do",
+        }
+
+
+def _scaling_rows() -> Iterator[dict[str, Any]]:
+    for name, epochs, published in PUBLISHED_SCALING:
+        macs = cost_of(model_config(name)).macs
+        exaflops = training_exaflops(macs, epochs * JFT_IMAGES)
+        yield {
+            "model": name,
+            "epochs": epochs,
+            "macs": macs,
+            "exaflops": exaflops,
+            "published_exaflops": published,
+            "difference": exaflops / published - 1,
+        }
