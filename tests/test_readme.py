@@ -1,0 +1,62 @@
+"""The README's commands and Python, run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import vitkit
+from vitkit.models.names import default_preprocessing
+from vitkit.weights.convert import save
+from vitkit.weights.load import LoadedModel
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the README names; the weights are random, and small where any will do."""
+    monkeypatch.chdir(tmp_path)
+    for name, file, to in (("Ti/16", "weights.safetensors", "timm"), ("mu/16", "ViT-B_16.npz", "npz")):
+        model = vitkit.create_model(name)
+        save(LoadedModel(model, default_preprocessing(model.config), None, name), tmp_path / file, to)  # type: ignore[arg-type]
+    (tmp_path / "photos").mkdir()
+    for path in ("photos/1.jpg", "photo.jpg", "a.jpg", "b.jpg"):
+        Image.new("RGB", (40, 30), "orange").save(tmp_path / path)
+    return tmp_path
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def test_the_commands_run(vit: Callable[..., Any], desk: Path) -> None:
+    commands = [
+        line
+        for block in blocks("")
+        for line in block.splitlines()
+        if line.startswith("vit ") and "VERB" not in line
+    ]
+    assert len(commands) >= 4
+    for command in commands:
+        answer = vit(*shlex.split(command, comments=True)[1:])
+        assert answer.status == 0, (command, answer.err)
+
+
+def test_the_python_runs(desk: Path) -> None:
+    names: dict[str, Any] = {"images": torch.zeros(1, 3, 384, 384)}
+    for block in blocks("python"):
+        exec(block, names)
+    assert names["classifier"].embed("a.jpg").shape == (1, 192)
+    assert names["record"].attention[11].shape == (1, 12, 577, 577)
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) < 200
