@@ -284,3 +284,14 @@ def test_accuracy_on_real_photos_is_timms() -> None:
     answers = predict(WEIGHTS, photos, top=1)
     right = [synsets[answer["top"][0]["index"]] == Path(answer["image"]).name[:9] for answer in answers]
     assert (sum(right), len(right)) == (86, 99)
+
+
+def test_a_changed_model_is_followed() -> None:
+    predictor = load("mu/16", device="cpu", num_classes=1000)
+    predictor.model.reset_head(3)
+    predictor.model.set_image_size(64)
+    assert predictor.class_names == ("class 0", "class 1", "class 2")
+    assert len(predictor.predict(np.zeros((9, 9, 3), np.uint8))[0]) == 3
+    predictor.model.reset_head(0)
+    with pytest.raises(InputError, match="has no classification head"):
+        predictor.predict(np.zeros((9, 9, 3), np.uint8))

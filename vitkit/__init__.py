@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vitkit.predictor import load as load
     from vitkit.predictor import predict as predict
     from vitkit.weights.convert import convert as convert
+    from vitkit.weights.convert import save as save
 
 __version__ = "0.1.0"
 
@@ -22,9 +23,10 @@ PUBLIC = {
     "list_models": "vitkit.models.names",
     "load": "vitkit.predictor",
     "predict": "vitkit.predictor",
+    "save": "vitkit.weights.convert",
 }
 
-__all__ = ["InputError", "__version__", "convert", "create_model", "list_models", "load", "predict"]
+__all__ = ["InputError", "__version__", "convert", "create_model", "list_models", "load", "predict", "save"]
 
 
 def __getattr__(name: str) -> Any:

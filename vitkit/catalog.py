@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from contextlib import suppress
 from typing import Any
 
 from vitkit.cost import cost_of
@@ -31,8 +32,8 @@ def models(pattern: str = "*", weights: bool = False) -> list[dict[str, Any]]:
 def find_names(pattern: str) -> list[str]:
     """Return the listed models that match, or the one name itself where it means a model that isn't listed."""
     names = list_models(pattern)
-    if pattern in names:
-        return [pattern]  # g/14 is not G/14, though patterns ignore case
+    with suppress(InputError):  # a name wins over a pattern: b/16 is not B/16, though patterns ignore case
+        return [pattern] if canonical_name(pattern) in (pattern, *names) or not names else names
     if names:
         return names
     if any(wildcard in pattern for wildcard in "*?["):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -97,7 +98,9 @@ def convert(value: Any, hint: Any) -> Any:
         return tuple(convert(item, arg) for item, arg in zip(value, args, strict=True))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is int and isinstance(value, bool):
+    if hint is int and not isinstance(value, bool):
+        return operator.index(value)  # numpy's whole numbers as well
+    if hint is int:
         raise TypeError
     if not isinstance(value, hint):
         raise TypeError

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
@@ -46,10 +47,21 @@ class Predictor:
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device).eval()
-        self.preprocessing = preprocessing
-        self.class_names = tuple(class_names)
+        self._preprocessing = preprocessing
+        self._class_names = tuple(class_names)
         self.name = name
         self.notes = tuple(notes)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What happens to an image, for the size that the model takes now."""
+        return replace(self._preprocessing, image_size=self.model.config.size)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """A name for each class of the head; a new head has none but 'class 0', 'class 1', ..."""
+        num_classes = self.model.config.num_classes
+        return self._class_names if len(self._class_names) == num_classes else default_names(num_classes)
 
     def predict(self, images: Images, top: int = 5, batch_size: int = 32) -> list[list[Prediction]]:
         """Return each image's most likely classes, the likeliest first."""

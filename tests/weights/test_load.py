@@ -481,6 +481,7 @@ def test_single_files_have_a_sidecar_too(name: str, tmp_path: Path) -> None:
         lambda state: {"state_dict": {"model": state}},
         lambda state: {"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}},
         lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
+        lambda state: {"state_dict": {f"model._orig_mod.{name}": tensor for name, tensor in state.items()}},
         lambda state: {name: torch.nn.Parameter(tensor) for name, tensor in state.items()},
     ],
 )
@@ -659,3 +660,41 @@ def test_preprocessing_of_large_images_keeps_the_whole_crop() -> None:
         small, large = (vitkit.models.model_config(name, image_size=size) for size in (224, 384))
         assert default_preprocessing(small).crop_fraction == fraction
         assert default_preprocessing(large).crop_fraction == 1.0
+
+
+def test_a_tag_goes_with_the_size_in_the_name() -> None:
+    from vitkit.weights.public import find_weights
+
+    for tag in ("augreg_in21k_ft_in1k", "pretrained"):
+        assert (
+            find_weights("vit_tiny_patch16_384", tag).hub_id
+            == "timm/vit_tiny_patch16_384.augreg_in21k_ft_in1k"
+        )
+        assert (
+            find_weights("vit_tiny_patch16_224", tag).hub_id
+            == "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+        )
+
+
+@pytest.mark.parametrize("name", ["CCT-14/7x2", "cct_14_7x2_384", "CCT-7/7x2", "CCT-7/3x1"])
+def test_unnamed_compact_files_take_a_published_size(name: str, tmp_path: Path) -> None:
+    model = vitkit.create_model(name)
+    save_file(model.state_dict(), tmp_path / "cct.safetensors")
+    assert load_model(tmp_path / "cct.safetensors").model.config.size == model.config.size
+
+
+def test_models_are_saved_from_python(tmp_path: Path) -> None:
+    model = vitkit.create_model("mu/16", num_classes=2, positions="sincos_2d", gelu="tanh")
+    vitkit.save(model, tmp_path / "mu", class_names=["cat", "dog"])
+    loaded = vitkit.load(tmp_path / "mu")
+    assert loaded.model.config == model.config and loaded.class_names == ("cat", "dog")
+    vitkit.save(loaded, tmp_path / "mu.safetensors")
+    assert vitkit.load(tmp_path / "mu.safetensors").class_names == ("cat", "dog")
+    with pytest.raises(InputError, match="1 class names for 2 classes"):
+        vitkit.save(model, tmp_path / "other", class_names=["cat"])
+
+
+def test_weight_files_are_readable_by_others(tmp_path: Path) -> None:
+    vitkit.save(vitkit.create_model("mu/16"), tmp_path / "mu")
+    modes = {path.stat().st_mode for path in (tmp_path / "mu").iterdir()}
+    assert len(modes) == 1

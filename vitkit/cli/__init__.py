@@ -98,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"error: {error.filename}: {error.strerror}")
         return 2
     except typer.TyperException as error:
-        note(f"error: {error.format_message()}")
+        if message := error.format_message():  # bare `vit` has printed its help
+            note(f"error: {message}")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130

@@ -31,7 +31,7 @@ def predict(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print image,rank,name,index,probability.")] = False,
 ) -> None:
-    """Name the likeliest classes of images: vit predict runs/flowers photo.jpg holidays/
+    """Name the likeliest classes of images: vit predict b16/ photo.jpg holidays/
 
     An image that can't be read is reported, the others are still done, and the exit status is 1.
     """

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from vitkit.errors import InputError
-from vitkit.models.configs import Resample, Size
+from vitkit.models.configs import Preprocessing, Resample, Size
+from vitkit.models.model import Model
+from vitkit.models.names import default_preprocessing
 from vitkit.weights import google, huggingface, timm, torchvision
 from vitkit.weights.files import Tensors, write_npz, write_pth, write_safetensors
 from vitkit.weights.folder import (
@@ -16,10 +18,25 @@ from vitkit.weights.folder import (
     replacing,
     sidecar,
     to_json,
+    why_not_portable,
     write_folder,
     write_json,
 )
 from vitkit.weights.load import LoadedModel, load_model
+
+
+class Described(Protocol):
+    """A network with what is known of it: what `vitkit.load` returns, or LoadedModel."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...
+
+    @property
+    def class_names(self) -> Sequence[str] | None: ...
+
 
 Format = Literal["npz", "timm", "hf", "torchvision", "vitkit"]
 LAYOUTS: dict[str, tuple[str, ModuleType]] = {
@@ -28,6 +45,8 @@ LAYOUTS: dict[str, tuple[str, ModuleType]] = {
     "hf": ("transformers", huggingface),
     "torchvision": ("torchvision", torchvision),
 }
+# Endings of files that we don't write; without this list they would become folders.
+OTHER_ENDINGS = (".pt", ".bin", ".ckpt", ".h5", ".onnx", ".msgpack", ".tflite", ".gguf", ".pkl")
 # What writes a single file, by its ending; any other path is a folder.
 WRITERS: dict[str, Callable[[Path, Tensors], None]] = {
     ".npz": write_npz,
@@ -62,6 +81,9 @@ def convert(
     )
     save(loaded, path, to, accept=accept, force=force)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    notes = list(loaded.notes)
+    if to == "vitkit" and path.suffix not in WRITERS and (reason := why_not_portable(loaded.model.config)):
+        notes.append(f"vitkit alone opens this folder: {reason}")
     return {
         "source": str(source),
         "target": str(path),
@@ -70,15 +92,28 @@ def convert(
         "parameters": parameters,
         "image_size": list(loaded.model.config.size),
         "num_classes": loaded.model.config.num_classes,
-        "notes": list(loaded.notes),
+        "notes": notes,
     }
 
 
 def save(
-    loaded: LoadedModel, path: Path, to: Format = "vitkit", *, accept: Sequence[str] = (), force: bool = False
+    model: Model | Described,
+    path: str | Path,
+    to: Format = "vitkit",
+    *,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    accept: str | Sequence[str] = (),
+    force: bool = False,
 ) -> None:
-    """Write a model as a folder, or as one file with our JSON beside it where the path names a file."""
+    """Write a model as a folder, or as one file with our JSON beside it where the path names a file.
+
+    What `vitkit.load` returned keeps its class names and preprocessing, unless others are given.
+    """
+    path = Path(path).expanduser()
+    accept = (accept,) if isinstance(accept, str) else accept
     check_target(path, to, force)
+    loaded = _described(model, class_names, preprocessing)
     config = loaded.model.config
     tensors = {name: tensor.detach().cpu() for name, tensor in loaded.model.state_dict().items()}
     if to in LAYOUTS:
@@ -112,6 +147,19 @@ def save(
         )
 
 
+def _described(
+    model: Model | Described, class_names: Sequence[str] | None, preprocessing: Preprocessing | None
+) -> LoadedModel:
+    if isinstance(model, Model):
+        network, names, stated = model, class_names, default_preprocessing(model.config)
+    else:
+        network, stated = model.model, model.preprocessing
+        names = model.class_names if class_names is None else class_names
+    if names is not None and len(names) != network.config.num_classes:
+        raise InputError(f"{len(names)} class names for {network.config.num_classes} classes")
+    return LoadedModel(network, preprocessing or stated, None if names is None else tuple(names), "")
+
+
 def check_target(path: Path, to: Format, force: bool) -> None:
     """Refuse, before anything is read, a target of another kind, or one that is there."""
     if to not in get_args(Format):
@@ -120,8 +168,8 @@ def check_target(path: Path, to: Format, force: bool) -> None:
         raise InputError(
             f"--to {to} can't write {path.name}: .npz files are --to npz, and the other way round"
         )
-    if path.suffix in (".pt", ".bin", ".ckpt"):
-        raise InputError(f"{path.name} can't be written: PyTorch files end in .pth, best is .safetensors")
+    if path.suffix in OTHER_ENDINGS:
+        raise InputError(f"{path.name} can't be written: files end in .safetensors, .pth or .npz")
     if to == "hf" and path.suffix in WRITERS:
         raise InputError("--to hf writes a folder: give a path without an ending")
     if to == "torchvision" and path.suffix not in WRITERS:

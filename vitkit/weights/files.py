@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from vitkit.errors import InputError
 Tensors = dict[str, Tensor]
 
 # Where trainers put the weights inside a .pth file, in order of preference.
+WRAPPERS = ("module.", "_orig_mod.", "model.")
 STATE_KEYS = ("state_dict", "model", "model_state_dict")
 MAX_MEMBERS = 100_000
 # A zip file may inflate to this many bytes and to this many times its own size: weights hardly compress.
@@ -51,6 +53,9 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
     except SafetensorError as error:
         raise OSError(0, str(error)) from error
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)  # safetensors makes files that nobody else can read
 
 
 def write_pth(path: Path, tensors: Tensors) -> None:
@@ -114,7 +119,7 @@ def _read(path: Path, meta: bool) -> Tensors:
     for name, tensor in tensors.items():
         if tensor.numel() == 0:
             raise InputError(f"{path}: {name} has shape {tuple(tensor.shape)} and holds nothing")
-    return tensors
+    return _without_wrapper(tensors)
 
 
 def _check_inflated(path: Path, size: int) -> None:
@@ -124,6 +129,13 @@ def _check_inflated(path: Path, size: int) -> None:
         raise InputError(
             f"{path} would inflate from {size:,} to {inflated:,} bytes: no weights compress so well"
         )
+
+
+def _without_wrapper(tensors: Tensors) -> Tensors:
+    """Return the tensors under a model's own names: trainers and compilers put it inside other modules."""
+    while prefix := next((p for p in WRAPPERS if all(name.startswith(p) for name in tensors)), None):
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def _read_safetensors(path: Path, meta: bool) -> Tensors:
@@ -156,7 +168,7 @@ def _read_torch(path: Path, meta: bool) -> Tensors:
     for name, tensor in loaded.items():
         if tensor.nbytes > path.stat().st_size:  # one number can be repeated by strides
             raise InputError(f"{path}: {name} says shape {tuple(tensor.shape)}, more than the file holds")
-    return {str(name).removeprefix("module."): tensor.detach() for name, tensor in loaded.items()}
+    return {str(name): tensor.detach() for name, tensor in loaded.items()}
 
 
 def _is_plain(value: Any) -> bool:

@@ -108,8 +108,7 @@ def write_folder(
     """
     entry = to_json(config, preprocessing, class_names)
     document: dict[str, Any] = {}
-    differing = differing_numerics(config, timm.numerics(config))
-    portable = timm.unsupported(config) is None and (accept_numerics or not differing)
+    portable = why_not_portable(config, accept_numerics) is None
     if portable:
         document = timm.describe(config, preprocessing)
         if class_names is not None:
@@ -120,6 +119,15 @@ def write_folder(
         write_json(new / "config.json", document)
         card = model_card(config, preprocessing, class_names, portable)
         (new / "README.md").write_text(card, encoding="utf-8")
+
+
+def why_not_portable(config: ModelConfig, accept_numerics: bool = False) -> str | None:
+    """Say why timm, and through it transformers, can't open this model's folder; None where they can."""
+    if reason := timm.unsupported(config):
+        return f"timm has no such model, {reason}"
+    if not accept_numerics and (differing := differing_numerics(config, timm.numerics(config))):
+        return f"timm computes another {', '.join(differing)}; --to timm --accept numerics writes one for it"
+    return None
 
 
 def differing_numerics(config: ModelConfig, theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

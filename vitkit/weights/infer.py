@@ -206,7 +206,7 @@ def _compact(
         "pool": "seqpool" if "classifier.attention_pool.weight" in tensors else "token",
         "positions": "none" if table is None else "sine" if same and same.positions == "sine" else "learned",
     }
-    squares = [(side, side) for side in (32, *range(8, 1025, 4)) if side >= first.shape[2]]
+    squares = [(side, side) for side in (32, 224, 384, *range(8, 1025, 4)) if side >= first.shape[2]]
     for size in [*stated, *squares, *asked] if table is not None else [*asked, *stated, *squares]:
         config = from_dict(CompactConfig, {**settings, **found, "image_size": size}, "weight file")
         if table is None or config.num_tokens == table.shape[1]:

@@ -51,7 +51,9 @@ class LoadedModel:
     class_names: tuple[str, ...] | None
     name: str
     notes: tuple[str, ...] = ()
-    "Lines that a verb prints: what was assumed."
+    "Lines that a verb prints: what was assumed or changed."
+    states_preprocessing: bool = True
+    "Whether the source states its preprocessing."
 
 
 @dataclass
@@ -90,16 +92,25 @@ def load_model(
     if image_size is None and source.named:
         image_size = size_in_name(source.named)
     loaded = read_model(source.path, named, image_size, accept, source.public)
+    notes, old = list(loaded.notes), loaded.model.config
     if channels is not None and channels != loaded.model.config.channels:
         adapt_channels(loaded, channels)
     if num_classes is not None and num_classes != loaded.model.config.num_classes:
         loaded.model.reset_head(num_classes)
         loaded.class_names = None
+        if num_classes:
+            notes.append(f"the head is new and untrained: {num_classes} classes for {old.num_classes}")
     if resample is not None:
         loaded.model.config = override(loaded.model.config, {"resample": resample}, "model")
     if image_size is not None and as_size(image_size) != loaded.model.config.size:
         loaded.model.set_image_size(image_size)
+        sizes = [f"{height}x{width}" for height, width in (old.size, loaded.model.config.size)]
+        notes.append(f"resampled from images of {sizes[0]} to {sizes[1]}")
     loaded.preprocessing = dataclasses.replace(loaded.preprocessing, image_size=loaded.model.config.size)
+    if not loaded.states_preprocessing:
+        words = in_words(loaded.preprocessing)
+        notes.insert(0, f"preprocessing, which {source.path.name} doesn't state: {words}")
+    loaded.notes = tuple(notes)
     loaded.model.eval()
     return loaded
 
@@ -156,15 +167,16 @@ def read_model(
             channels = len(preprocessing.mean)
             raise InputError(f"mean and std have {channels} channels, the model has {config.channels}")
     notes = []
-    if stored is None and path.is_file() and public is None:
-        notes.append(f"preprocessing, which {file.name} doesn't state: {in_words(preprocessing)}")
     if not config.num_classes:
         class_names = None
     if class_names is not None and len(class_names) != config.num_classes:
         raise InputError(f"{path} names {len(class_names)} classes, its head has {config.num_classes}")
     if missing:
         notes.append(f"freshly initialised, not in {file.name}: {_names(missing)}")
-    return LoadedModel(model, preprocessing, class_names, find_name(config) or path.stem, tuple(notes))
+    stated = stored is not None or path.is_dir() or public is not None
+    return LoadedModel(
+        model, preprocessing, class_names, find_name(config) or path.stem, tuple(notes), stated
+    )
 
 
 def account(config: ModelConfig, reading: Reading, accept: Sequence[str]) -> list[str]:

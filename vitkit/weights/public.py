@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitkit.errors import InputError, did_you_mean
-from vitkit.models.names import canonical_name, model_config
+from vitkit.models.names import canonical_name, model_config, size_in_name
 
 Triple = tuple[float, float, float]
 HALF: tuple[Triple, Triple] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -151,8 +151,13 @@ PUBLIC: tuple[PublicWeights, ...] = (
 
 def find_weights(name: str, tag: str) -> PublicWeights:
     """Return the row of NAME@TAG; the tag 'pretrained' means the model's default."""
-    model = canonical_name(name)
+    model, size = canonical_name(name), size_in_name(name)
     rows = [row for row in PUBLIC if row.name == model]
+    if row := find_timm_weights(f"{name}.{tag}"):
+        return row
+    if tag == "pretrained" and size is not None:  # the default at the size that the name says
+        fitting = [row for row in rows if row.image_size == size and row.num_classes == 1000]
+        rows = [replace(row, default=True) for row in fitting[:1]] or rows
     if not rows:
         raise InputError(f"no public weights are known for {model}; `vit models --weights` lists them all")
     for row in rows:
