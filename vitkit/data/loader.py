@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -86,7 +87,8 @@ class Loader:
                 batches = self._prepare(range(first, min(first + together, stop)))
             else:
                 joined = _join([next(fetched) for _ in range(parts.per_batch)])
-                batches = self._finish(range(first, first + 1), parts.batch(first - start), joined)
+                with _threads_beside(self.workers, self.device):
+                    batches = self._finish(range(first, first + 1), parts.batch(first - start), joined)
             self.waited_seconds += time.perf_counter() - began
             yield from batches
 
@@ -264,6 +266,20 @@ def run_workers(loader: Loader | EvaluationLoader, parts: Parts) -> Iterator[Fet
             raise
         held = [loader.source.where(index) for index in marks.tolist() if index >= 0]
         raise InputError(f"a data worker died; the workers were on: {', '.join(held)}") from error
+
+
+@contextmanager
+def _threads_beside(workers: int, device: torch.device) -> Iterator[None]:
+    """Leave the cores that workers use to them: threads that wait for a core spin and slow everything down."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or not workers:
+        yield
+        return
+    torch.set_num_threads(max(1, threads - workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _join(parts: list[Fetched]) -> Fetched:

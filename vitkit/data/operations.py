@@ -405,7 +405,7 @@ def normalize(
     """Return (value / 255 - mean) / std in float."""
     numbers = np.array([mean, std], np.float32).reshape(2, -1, 1, 1) * np.float32(255)
     shift, scale = send(images.device, numbers[0], 1 / numbers[1])
-    return images.float().sub_(shift).mul_(scale).to(dtype)
+    return torch.sub(images, shift).mul_(scale).to(dtype)  # the difference is float: no copy before it
 
 
 def _direct(name: str, images: Tensor, amounts: Tensor, fill: Tensor) -> Tensor:

@@ -1,0 +1,153 @@
+"""Decoding for training: any picture becomes RGB, and a broken one a clean error."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import InputError
+from vitkit.data import decode as module
+from vitkit.data.decode import decode
+
+GRADIENT = np.stack(np.broadcast_arrays(np.arange(48)[:, None] * 5, np.arange(64) * 4, 90), axis=-1).astype(
+    np.uint8
+)
+
+
+def encoded(image: Image.Image, kind: str, **settings: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **settings)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def close(pixels: torch.Tensor, expected: np.ndarray, levels: int) -> bool:
+    assert pixels.dtype == torch.uint8 and pixels.shape == (3, *expected.shape[:2])
+    difference = np.abs(pixels.permute(1, 2, 0).numpy().astype(int) - expected.astype(int))
+    return bool(difference.mean() <= levels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "levels"),
+    [
+        ("JPEG", "RGB", 3),
+        ("JPEG", "L", 3),
+        ("JPEG", "CMYK", 4),
+        ("PNG", "RGB", 0),
+        ("PNG", "L", 0),
+        ("PNG", "P", 20),
+        ("PNG", "RGBA", 0),
+        ("WEBP", "RGB", 4),
+        ("BMP", "RGB", 0),
+        ("GIF", "RGB", 20),
+        ("TIFF", "RGB", 0),
+    ],
+)
+def test_every_mode_comes_out_as_rgb(kind: str, mode: str, levels: int, tmp_path: Path) -> None:
+    image = Image.fromarray(GRADIENT).convert(mode)
+    data = encoded(image, kind, **({"quality": 95} if kind in ("JPEG", "WEBP") else {}))
+    expected = np.asarray(image.convert("RGB"))
+    assert close(decode(data), expected, levels)
+    path = tmp_path / "picture"
+    path.write_bytes(data)
+    assert torch.equal(decode(path), decode(data))
+
+
+def test_sixteen_bits_are_scaled() -> None:
+    values = (GRADIENT[:, :, 0].astype(np.uint16) * 257).astype(np.uint16)
+    assert close(decode(encoded(Image.fromarray(values), "PNG")), GRADIENT[:, :, :1].repeat(3, axis=2), 0)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_upright(orientation: int) -> None:
+    image, exif = Image.fromarray(GRADIENT), Image.Exif()
+    exif[0x0112] = orientation
+    from PIL import ImageOps
+
+    data = encoded(image, "JPEG", quality=95, exif=exif)
+    with Image.open(io.BytesIO(data)) as opened:
+        expected = np.asarray(ImageOps.exif_transpose(opened))
+    assert close(decode(data), expected, 2)
+
+
+def test_the_two_decoders_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(Image.fromarray(GRADIENT), "JPEG", quality=90)
+    fast = decode(data)
+    monkeypatch.setattr(module, "_decode", None)
+    assert close(fast, decode(data).permute(1, 2, 0).numpy(), 1)
+
+
+def test_arrays_pass_as_they_are() -> None:
+    assert torch.equal(decode(GRADIENT), torch.from_numpy(GRADIENT).permute(2, 0, 1))
+    with pytest.raises(InputError, match="an image array is float64"):
+        decode(GRADIENT.astype(float))
+
+
+def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(encoded(Image.fromarray(GRADIENT), "JPEG"))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"  # 65535 x 65535 pixels
+    with pytest.raises(InputError, match="cannot read the image's bytes"):
+        decode(bytes(data))
+
+
+FUZZ = """
+import io, resource, sys, time
+import numpy as np
+from PIL import Image
+from vitkit import InputError
+from vitkit.data.decode import decode
+
+random = np.random.default_rng(int(sys.argv[2]))
+photo = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8)).resize((160, 120), Image.Resampling.BICUBIC)
+seeds = []
+for kind, settings in (("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("WEBP", {}), ("GIF", {}), ("BMP", {}),
+                       ("TIFF", {}), ("JPEG2000", {}), ("PPM", {})):
+    file = io.BytesIO()
+    photo.save(file, kind, **settings)
+    seeds.append(file.getvalue())
+before, decoded, refused, slowest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0, 0, 0.0
+for number in range(int(sys.argv[1])):
+    data = bytearray(seeds[number % len(seeds)])
+    match number // len(seeds) % 4:
+        case 0:
+            data = data[: random.integers(0, len(data))]
+        case 1:
+            for place in random.integers(0, len(data), random.integers(1, 20)):
+                data[place] ^= 1 << random.integers(0, 8)
+        case 2:  # sizes in headers
+            for place in random.integers(0, min(len(data), 200), 8):
+                data[place] = 255
+        case 3:
+            cut = random.integers(0, len(data))
+            data = data[:cut] + bytes(random.integers(0, 256, 50, np.uint8)) + data[cut:]
+    began = time.perf_counter()
+    try:
+        pixels = decode(bytes(data))
+        assert pixels.shape[0] == 3
+        decoded += 1
+    except InputError as error:
+        assert "\\n" not in str(error)
+        refused += 1
+    slowest = max(slowest, time.perf_counter() - began)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(decoded, refused, slowest, peak)
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "seed"), [(300, 0), pytest.param(2000, 1, marks=pytest.mark.slow)], ids=["some", "many"]
+)
+def test_mutated_files_are_decoded_or_refused(files: int, seed: int) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FUZZ, str(files), str(seed)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    decoded, refused, slowest, peak = map(float, run.stdout.split())
+    assert decoded > files * 0.1 and refused > files * 0.1
+    assert slowest < 20 and peak < 2 * 2**30
