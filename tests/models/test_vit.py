@@ -655,7 +655,8 @@ def test_same_padding_rounds_up(side: tuple[int, int], kernel: int, stride: int)
 @pytest.mark.parametrize("formula", ["std", "variance"])
 def test_standardisation_forgets_scale_and_offset(formula: Any) -> None:
     torch.manual_seed(0)
-    conv = StandardizedConv2d(3, 4, 3, same=True, formula=formula, epsilon=1e-10).double()
+    config = HybridConfig(standardization=formula, standardization_epsilon=1e-10)
+    conv = StandardizedConv2d(3, 4, 3, config=config).double()
     images = torch.randn(1, 3, 6, 6, dtype=torch.float64)
     before = conv(images)
     with torch.no_grad():
