@@ -400,12 +400,21 @@ def erase_boxes(random: np.ndarray, height: int, width: int) -> tuple[np.ndarray
 
 
 def normalize(
-    images: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
+    images: Tensor,
+    mean: Sequence[float],
+    std: Sequence[float],
+    dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return (value / 255 - mean) / std in float."""
+    """Return (value / 255 - mean) / std in float.
+
+    On a CPU most of the time goes into fresh memory for the result: a trainer that is done with the last
+    batch passes it as `out`.
+    """
     numbers = np.array([mean, std], np.float32).reshape(2, -1, 1, 1) * np.float32(255)
     shift, scale = send(images.device, numbers[0], 1 / numbers[1])
-    return torch.sub(images, shift).mul_(scale).to(dtype)  # the difference is float: no copy before it
+    values = images.float() if out is None else out.copy_(images)
+    return values.sub_(shift).mul_(scale).to(dtype)
 
 
 def _direct(name: str, images: Tensor, amounts: Tensor, fill: Tensor) -> Tensor:
