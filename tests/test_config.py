@@ -8,10 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
+import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vitkit.config import convert, describe, from_dict, override, to_dict
+from vitkit.config import (
+    convert,
+    describe,
+    from_dict,
+    meanings,
+    merge,
+    override,
+    read_yaml,
+    to_dict,
+)
 from vitkit.errors import InputError
 from vitkit.models.configs import (
     CompactConfig,
@@ -261,3 +271,107 @@ def test_wrong_preprocessing_is_refused(settings: dict[str, Any], message: str) 
     with pytest.raises(InputError) as error:
         from_dict(Preprocessing, settings, "preprocessing")
     assert str(error.value) == message
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A section."""
+
+    rate: float = 0.5
+    "How fast."
+    names: tuple[str, ...] = ()
+    "What of."
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Sections in a config."""
+
+    inner: Inner
+    "The section."
+    other: Inner | None = None
+    'A section, or "nothing".'
+    free: dict[str, Any] = field(default_factory=dict)
+    "Any settings."
+    bare: int = 0
+
+
+def test_sections_there_and_back() -> None:
+    outer = Outer(Inner(1e-7, ("a", "*.b")), None, {"name": "B/16", "size": [1, 2]})
+    plain = to_dict(outer)
+    assert plain["inner"] == {"rate": 1e-7, "names": ["a", "*.b"]}
+    assert from_dict(Outer, json.loads(json.dumps(plain)), "here") == outer
+    assert from_dict(Outer, read_yaml(yaml.safe_dump(plain), "here"), "here") == outer
+    assert from_dict(Outer, {"inner": {}, "other": {"rate": 2}}, "here") == Outer(Inner(), Inner(2.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inner": {"rat": 1}}, "unknown setting 'rat' in inner; did you mean 'rate'?"),
+        ({"inner": {"rate": "x"}}, "rate in inner is 'x'; expected a number"),
+        ({"inner": 3}, "inner in here is 3; expected a mapping of settings"),
+        ({"inner": None}, "inner in here is None; expected a mapping of settings"),
+        ({"inner": {}, "other": 3}, "other in here is 3; expected a mapping of settings or nothing"),
+        ({"inner": {}, "free": {1: 2}}, "free in here is {1: 2}; expected a mapping of settings"),
+        ({}, "missing setting 'inner' in here"),
+    ],
+)
+def test_wrong_sections_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        from_dict(Outer, settings, "here")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E+5", 1e5),
+        ("-2e3", -2000.0),
+        ("1.5e-8", 1.5e-8),
+        ("0.1", 0.1),
+        ("1_000", 1000),
+        ("1e", "1e"),
+        ("e3", "e3"),
+        ("5%", "5%"),
+        ("10 epochs", "10 epochs"),
+        ("true", True),
+        ("null", None),
+        ("", ""),
+        ("[1e-3, a]", [1e-3, "a"]),
+        ("{a: 1}", {"a": 1}),
+        ("digits:train[:5%]", "digits:train[:5%]"),
+        ("inception_crop(224)|flip|mixup(0.2)", "inception_crop(224)|flip|mixup(0.2)"),
+        ("*.bias", "*.bias"),
+        ("'1'", "1"),
+    ],
+)
+def test_values_of_changes(text: str, value: Any) -> None:
+    [read] = merge({}, [f"a={text}"]).values()
+    assert read == value and type(read) is type(value)
+
+
+def test_changes_reach_into_sections_and_leave_the_rest() -> None:
+    before = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    after = merge(before, ["a.c.d=4", "a.b=5", "f.g=6", "a.b=7", "e=8=9"])
+    assert after == {"a": {"b": 7, "c": {"d": 4}}, "e": "8=9", "f": {"g": 6}}
+    assert before == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert merge(before, ["a={b: 2}"]) == {"a": {"b": 2}, "e": 3}
+
+
+def test_meanings_are_the_texts_beneath_fields() -> None:
+    assert meanings(Outer) == {
+        "inner": "The section.",
+        "other": 'A section, or "nothing".',
+        "free": "Any settings.",
+    }
+
+    @dataclass(frozen=True)
+    class Derived(Inner):
+        """More."""
+
+        rate: float = 0.1
+        "How fast now."
+
+    assert meanings(Derived) == {"rate": "How fast now.", "names": "What of."}

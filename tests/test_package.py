@@ -30,6 +30,15 @@ LAYERS: dict[str, set[str]] = {
     "published": {"models", "cost"},
     "catalog": {"config", "models", "weights", "cost"},
     "doctor": set(),
+    "world": set(),
+    "objectives": {"config", "models", "data"},
+    "evaluate": {"config", "models", "data", "world"},
+    "train": {
+        *("config", "models", "cost", "weights", "data", "predictor"),
+        *("world", "objectives", "evaluate"),
+    },
+    "report": set(),
+    "quickstart": {"train"},
 }
 PEERS = {"timm", "transformers"}
 

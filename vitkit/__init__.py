@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitkit.data.open import open_data as open_data
+    from vitkit.data.pack import pack as pack
     from vitkit.errors import InputError as InputError
     from vitkit.models import create_model as create_model
     from vitkit.models.names import list_models as list_models
@@ -22,11 +24,24 @@ PUBLIC = {
     "create_model": "vitkit.models",
     "list_models": "vitkit.models.names",
     "load": "vitkit.predictor",
+    "open_data": "vitkit.data.open",
+    "pack": "vitkit.data.pack",
     "predict": "vitkit.predictor",
     "save": "vitkit.weights.convert",
 }
 
-__all__ = ["InputError", "__version__", "convert", "create_model", "list_models", "load", "predict", "save"]
+__all__ = [
+    "InputError",
+    "__version__",
+    "convert",
+    "create_model",
+    "list_models",
+    "load",
+    "open_data",
+    "pack",
+    "predict",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:

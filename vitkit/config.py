@@ -1,13 +1,17 @@
-"""Frozen dataclasses from plain mappings and back: types checked, unknown keys refused with a suggestion."""
+"""Frozen dataclasses from YAML, mappings and `key=value`, and back: types checked, unknown keys refused with a suggestion."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
 import operator
+import re
+import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 from vitkit.errors import InputError, did_you_mean
@@ -25,10 +29,16 @@ D = TypeVar("D", bound=DataclassInstance)
 def to_dict(config: DataclassInstance) -> dict[str, Any]:
     """Return the settings as plain JSON and YAML types."""
     return {
-        field.name: list(value) if isinstance(value := getattr(config, field.name), tuple) else value
-        for field in dataclasses.fields(config)
-        if field.init
+        field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init
     }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_dict(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def from_dict(cls: type[D], settings: Mapping[str, Any], where: str) -> D:
@@ -61,11 +71,20 @@ def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], wh
         if name not in names:
             raise InputError(f"unknown setting {name!r} in {where}{did_you_mean(name, names)}")
         try:
-            checked[name] = convert(value, hints[name])
+            if (section := _section(hints[name])) and isinstance(value, Mapping):
+                checked[name] = from_dict(section, value, name)
+            else:
+                checked[name] = convert(value, hints[name])
         except TypeError:
             expected = describe(hints[name])
             raise InputError(f"{name} in {where} is {value!r}; expected {expected}") from None
     return checked
+
+
+def _section(hint: Any) -> Any:
+    """Return the dataclass that an annotation names, alone or as one of several options; else None."""
+    options = (hint, *typing.get_args(hint))
+    return next((option for option in options if dataclasses.is_dataclass(option)), None)
 
 
 @functools.cache
@@ -88,6 +107,10 @@ def convert(value: Any, hint: Any) -> Any:
             except TypeError:
                 continue
         raise TypeError
+    if origin is dict:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise TypeError
+        return dict(value)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise TypeError
@@ -116,5 +139,86 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(arg) for arg in args)
     if origin is tuple:
         return "a list of " + " and ".join(describe(arg) for arg in args if arg is not Ellipsis)
+    if origin is dict or dataclasses.is_dataclass(hint):
+        return "a mapping of settings"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     return words.get(hint, "nothing" if hint is type(None) else str(hint))
+
+
+def read_yaml(text: str, where: str) -> dict[str, Any]:
+    """Return the mapping that a YAML text holds; nothing in it is executed."""
+    import yaml
+
+    try:
+        settings = yaml.load(text, _loader())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{where}{place}: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(settings, dict):
+        raise InputError(f"{where} holds no settings; expected lines such as 'seed: 1'")
+    return settings
+
+
+@functools.cache
+def _loader() -> Any:
+    """PyYAML's SafeLoader, which also reads 1e-3 as a number, as YAML 1.2 does."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+    )
+    return Loader
+
+
+def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return nested settings with changes such as 'optimizer.learning_rate=1e-3' made.
+
+    Values are read as YAML; a mapping takes the place of the whole section, as in 'schedule={name: constant}'.
+    """
+    merged = {
+        key: merge(value, ()) if isinstance(value, Mapping) else value for key, value in settings.items()
+    }
+    for change in changes:
+        path, equals, text = change.partition("=")
+        if not equals or not path.strip():
+            raise InputError(f"{change!r} is no setting; expected key=value, such as seed=1")
+        value = _value(text)
+        section, names = merged, path.strip().split(".")
+        for name in names[:-1]:
+            below = section.get(name)
+            if below is None:
+                below = section[name] = {}
+            elif not isinstance(below, dict):
+                raise InputError(f"{change!r}: {name} is {below!r}, which has no settings of its own")
+            section = below
+        section[names[-1]] = value
+    return merged
+
+
+def _value(text: str) -> Any:
+    if not text.strip():
+        return ""
+    try:
+        return read_yaml(f"value: {text}", text)["value"]
+    except InputError:  # such as a pattern, '*.bias'
+        return text.strip()
+
+
+def meanings(cls: type[DataclassInstance]) -> dict[str, str]:
+    """Return what each field of a dataclass means: the text beneath it in its source, or in a base class."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for line, below in zip(body.body, body.body[1:], strict=False):
+            if not isinstance(line, ast.AnnAssign) or not isinstance(line.target, ast.Name):
+                continue
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                found[line.target.id] = str(below.value.value)
+    return found

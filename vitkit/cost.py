@@ -162,7 +162,8 @@ def training_exaflops(macs: int, images: int) -> float:
 
 def _vit(config: ViTConfig) -> Iterator[Section]:
     width, tokens, patches = config.width, config.num_tokens, config.num_patches
-    channels, reads = config.channels, 0  # the image itself isn't counted
+    channels = config.channels
+    reads = patches * channels * config.patch**2  # the patches are a copy of the image
     if isinstance(config, HybridConfig):
         yield from _hybrid_backbone(config)
         channels = config.backbone_channels
@@ -234,9 +235,10 @@ def _compact(config: CompactConfig) -> Iterator[Section]:
 def _tokenizer(config: CompactConfig) -> Iterator[Operation]:
     part = "patch_embedding"
     if config.tokenizer == "patches":
-        yield _linear(part, prod(config.grid), config.channels * config.kernel**2, config.width, saved=0)
+        reads = config.channels * prod(config.size)  # a copy of the image, its channels last
+        yield _linear(part, prod(config.grid), config.channels * config.kernel**2, config.width, saved=reads)
         return
-    channels, size, saved = config.channels, config.size, 0
+    channels, size, saved = config.channels, config.size, config.channels * prod(config.size)
     for index in range(config.convolutions):
         out = config.width if index == config.convolutions - 1 else 64
         rows, columns = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,7 @@ def test_tables(vit: Vit, photos: Path) -> None:
     answer = vit("data", "./photos")
     assert answer.status == 0
     out = lines(answer.out)
-    assert out[0] == ["./photos:", "2", "classes"]
+    assert out[0] == ["./photos"]
     assert out[2] == ["train", "8", "2", "[b]dog:", "2", "cat:", "6", "0.811"]
     assert out[3] == ["test", "4", "2", "[b]dog:", "1", "cat:", "3", "0.811"]
     assert out[5] == ["train", "8", "0", "6x8", "6x8", "6x8", "RGB", "8", "PNG", "8"]
@@ -69,6 +71,39 @@ def test_copies_are_told(vit: Vit, photos: Path) -> None:
     assert "pictures that are in several classes: 1" in said
     assert "  ./photos/train/cat/1.png = ./photos/train/cat/twice.png = ./photos/test/cat/c1.png" in said
     assert said[-1] == "  and 2 more; --json names all"
+    shutil.copy(photos / "test/cat/9.png", photos / "test/cat/last.png")  # no leak, and still told of
+    assert vit("data", "./photos").out.splitlines()[-1] == "  and 3 more; --json names all"
+
+
+def test_of_many_copies_some_are_named(vit: Vit, photos: Path) -> None:
+    for number in range(7):
+        shutil.copy(photos / "train/cat/1.png", photos / f"train/cat/1-{number}.png")
+    assert vit("data", "./photos:train").out.splitlines()[-1].endswith("1-4.png and 3 more")
+
+
+def test_a_title_is_not_read_as_an_emoji(vit: Vit, photos: Path) -> None:
+    Path("photos").rename("train")
+    assert vit("data", "./train:train:").status == 2
+    assert vit("data", "./train:train").out.splitlines()[0] == "./train:train"
+    shutil.copytree("train/train", "flat")
+    assert vit("data", "./flat:train").out.splitlines()[0] == "./flat:train"
+
+
+def test_several_labels_are_told(vit: Vit, photos: Path) -> None:
+    Path("t.csv").write_text(
+        "path,label\nphotos/train/cat/1.png,a;b\nphotos/train/cat/2.png,\nphotos/train/cat/3.png,b\n"
+    )
+    line = "all: several labels an image, 1.00 on average; images without any: 1"
+    assert line in vit("data", "./t.csv:all").out.splitlines()
+    assert "several labels" not in vit("data", "./photos").out
+
+
+def test_a_split_that_cannot_be_opened_is_told(vit: Vit, photos: Path) -> None:
+    (photos / "test/cat").rename(photos / "test/bird")
+    answer = vit("data", "./photos")
+    assert answer.status == 1 and lines(answer.out)[2][0] == "train"
+    fault = answer.err.splitlines()[-1]
+    assert fault.startswith("can't be opened: ./photos/test/bird/") and "has class 'bird'" in fault
 
 
 def test_an_unreadable_image_is_named_and_the_status_is_one(vit: Vit, photos: Path) -> None:
@@ -107,7 +142,7 @@ def test_the_contact_sheet_is_written_once(vit: Vit, photos: Path) -> None:
     with Image.open("sheet.png") as sheet:
         assert sheet.format == "PNG"
     again = vit("data", "./photos", "--out", "sheet.png")
-    assert again == (2, "", "error: sheet.png exists; --force overwrites it\n")
+    assert again == (2, "", "error: sheet.png exists; --force (force=True) overwrites it\n")
     assert vit("data", "./photos", "--out", "sheet.png", "--force").status == 0
 
 
@@ -127,6 +162,22 @@ def test_bad_input(vit: Vit, photos: Path, arguments: list[str], message: str) -
     assert answer.err.startswith("error: ") and message in answer.err and answer.err.count("\n") == 1
 
 
+def test_a_link_to_nothing_is_unreadable(vit: Vit, photos: Path) -> None:
+    shutil.copytree("photos/train", "flat")
+    Path("flat/cat/broken.png").symlink_to("nowhere")
+    answer = vit("data", "./flat")
+    assert answer.status == 1
+    assert "can't be read: ./flat/cat/broken.png: No such file or directory" in answer.out.splitlines()
+
+
+def test_missing_files_of_a_table_are_unreadable(vit: Vit, photos: Path) -> None:
+    rows = "".join(f"photos/train/cat/{number}.png,cat\n" for number in range(8))
+    Path("t.csv").write_text("path,label\n" + rows)  # 0 and 4 are dogs
+    answer = vit("data", "./t.csv")
+    assert answer.status == 1 and answer.err.splitlines()[-1] == "2 images can't be read"
+    assert "2 of 8 files are missing, the first in line 2: " in answer.err
+
+
 def test_progress_on_a_terminal_only(vit: Vit, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = vit("data", "./photos", "--json")
     assert "reading" not in quiet.err
@@ -134,3 +185,12 @@ def test_progress_on_a_terminal_only(vit: Vit, photos: Path, monkeypatch: pytest
     shown = vit("data", "./photos", "--json")
     assert "reading" in shown.err and "12/12" in shown.err
     assert shown.out == quiet.out
+
+
+def test_long_work_says_how_far_it_is_in_a_pipe(
+    vit: Vit, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=4)  # seconds from one image to the next
+    monkeypatch.setattr("vitkit.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    said = [line for line in vit("data", "./photos", "--json").err.splitlines() if "reading" in line]
+    assert said == [f"reading: {done} of 12" for done in (3, 6, 9, 12)]

@@ -77,6 +77,7 @@ def test_the_same_command_goes_on_after_an_interrupt(vit: Vit, monkeypatch: pyte
         patch.setitem(module.WRITERS, "tar", interrupted)
         answer = vit(*command)
     assert (answer.status, answer.out) == (130, "")
+    assert answer.err.splitlines()[-1] == "stopped; the same command goes on"
     assert names() == ["classes.txt", "pack.json", "train-000000.tar", "train-000001.tar"]
     answer = vit(*command)
     assert answer.status == 0
@@ -89,7 +90,7 @@ def test_other_settings_need_force(vit: Vit) -> None:
     assert vit("pack", "./photos", "packed", "--size", "16") == (
         2,
         "",
-        "error: packed was packed with size 256, not 16: give another folder, or --force to pack this one anew\n",
+        "error: packed was packed with size 256, not 16: give another folder, or --force (force=True) to pack this one anew\n",
     )
     assert vit("pack", "./photos", "packed", "--size", "16", "--force").status == 0
     assert json.loads(Path("packed/pack.json").read_text())["settings"]["size"] == 16
@@ -100,7 +101,7 @@ def test_a_bad_image_stops_it_or_is_left_out(vit: Vit, photos: Path) -> None:
     answer = vit("pack", "./photos", "packed")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err == (
-        "error: cannot read ./photos/train/cat/1.png: it is empty; --bad-images skip leaves such images out\n"
+        "error: cannot read ./photos/train/cat/1.png: it is empty; --bad-images skip (bad_images='skip') leaves such images out\n"
     )
     answer = vit("pack", "./photos", "packed", "--bad-images", "skip", "--json")
     assert answer.status == 1

@@ -58,3 +58,13 @@ def test_crops_cut() -> None:
     assert (
         str(error.value) == "central_crop(32x32) needs larger images than 30x40: put resize_small before it"
     )
+
+
+def test_a_thread_of_an_image_is_refused_before_memory_is_taken() -> None:
+    with pytest.raises(
+        InputError, match="an image of 1x10000 pixels is too long and thin: .* to 224x2240000"
+    ):
+        crops.resize_small(picture(1, 10000), RANDOM, 224)
+    with pytest.raises(InputError, match="too long and thin"):
+        crops.resize_small(picture(1, 10000), RANDOM, (224, 200))
+    assert crops.resize_small(picture(1, 10000), RANDOM, 2).shape == (3, 2, 20000)

@@ -89,12 +89,27 @@ def test_arrays_pass_as_they_are() -> None:
         decode(GRADIENT.astype(float))
 
 
-def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "before", [b"", b"\x00", b"\xff\x01", b"\xff\xd3", b"\xff\xff\xff", b"\xff\xe1\x00\x00"]
+)
+def test_a_bomb_is_not_unpacked(before: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stray bytes, markers without a length and fill bytes don't hide the frame header, which libjpeg would find."""
     data = bytearray(encoded(Image.fromarray(GRADIENT), "JPEG"))
     frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"  # 65535 x 65535 pixels
+    data[frame:frame] = before
+    monkeypatch.setattr(module, "_decode", lambda *_: pytest.fail("the fast decoder was called"))
     with pytest.raises(InputError, match="cannot read the image's bytes"):
         decode(bytes(data))
+
+
+def test_xmp_alone_turns_a_photo_for_both_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    xmp = b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
+    data = encoded(Image.fromarray(GRADIENT), "JPEG", quality=95, xmp=xmp)
+    turned = decode(data)
+    assert turned.shape == (3, 64, 48)
+    monkeypatch.setattr(module, "_decode", None)
+    assert torch.equal(turned, decode(data))
 
 
 FUZZ = """
@@ -111,6 +126,10 @@ for kind, settings in (("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}
                        ("TIFF", {}), ("JPEG2000", {}), ("PPM", {})):
     file = io.BytesIO()
     photo.save(file, kind, **settings)
+    seeds.append(file.getvalue())
+for picture in (photo.convert("RGBA"), Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257)):
+    file = io.BytesIO()
+    picture.save(file, "PNG")
     seeds.append(file.getvalue())
 before, decoded, refused, slowest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0, 0, 0.0
 for number in range(int(sys.argv[1])):

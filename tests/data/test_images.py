@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import struct
 import threading
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +234,36 @@ def test_decompression_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         read_image(tmp_path / "a.png")
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(("depth", "colour"), [(16, 0), (8, 6)], ids=["16-bit grey", "RGBA"])
+def test_a_small_file_of_many_pixels_is_refused_by_its_header(depth: int, colour: int) -> None:
+    """Between Pillow's limit and twice it, where Pillow warns and goes on."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 12992, 13000, depth, colour, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    with pytest.raises(InputError, match="168896000 pixels.*exceeds limit of 89478485.*Make it smaller"):
+        read_image(data)
+
+
+def test_every_sixteen_bit_value_is_rounded() -> None:
+    values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    expected = np.rint(values / 257.0).astype(int)
+    assert np.array_equal(pixels(read_image(Image.fromarray(values)))[..., 0], expected)
+
+
+def test_sixteen_bits_take_little_memory() -> None:
+    image = Image.fromarray(np.full((1000, 1000), 65535, np.uint16))
+    tracemalloc.start()
+    try:
+        read_image(image)
+        assert tracemalloc.get_traced_memory()[1] < 10 * 1000 * 1000
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_thread_of_an_image_is_refused_before_memory_is_taken() -> None:
     with pytest.raises(InputError, match="^an image of 1x9000 pixels is too long and thin"):
         prepare(photo(9000, 1), Preprocessing(224, 0.9))
@@ -333,6 +367,12 @@ def test_find_images(tmp_path: Path) -> None:
     text = tmp_path / "b" / "notes.txt"
     assert find_images([text, tmp_path / "c", text]) == [text, found[-1], text]
     assert find_images(tmp_path / ".git") == [tmp_path / ".git" / "x.png"]
+
+
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    os.mkfifo(tmp_path / "b.png")
+    assert find_images(tmp_path) == [tmp_path / "a.png"]
 
 
 def test_find_images_refuses_what_is_not_there(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
+import re
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,27 +22,33 @@ from PIL import Image
 from vitkit import InputError
 from vitkit.data.loader import CHUNK, Batch, EvaluationLoader, Loader
 from vitkit.data.open import open_data
-from vitkit.data.pipeline import parse_pipeline
+from vitkit.data.pipeline import IMAGE_STEPS, batch_steps, mix_steps, parse_pipeline
 from vitkit.data.sources.source import Picture, Source
 
 TRAIN = "inception_crop(24)|flip|randaugment(2,10)|erase(0.5)|mix(0.8,1.0)"
 
 
 class Files(Source):
-    """Small photos as JPEG bytes; some may be broken, and reading one may kill the process."""
+    """Small photos as JPEG bytes; some may be broken, and reading one may kill the process or fail as a disk does."""
 
     name, split, class_names = "photos", "train", ("a", "b", "c")
 
-    def __init__(self, count: int = 90, broken: Iterable[int] = (), deadly: int = -1) -> None:
+    def __init__(
+        self,
+        count: int = 90,
+        broken: Iterable[int] = (),
+        deadly: int = -1,
+        failing: int = -1,
+        one_size: bool = False,
+    ) -> None:
         self.labels = np.arange(count) % 3
-        self.broken, self.deadly = frozenset(broken), deadly
+        self.broken, self.deadly, self.failing = frozenset(broken), deadly, failing
         random = np.random.default_rng(0)
         self.files = []
         for number in range(count):
             pixels = random.integers(0, 256, (4, 5, 3), np.uint8)
-            image = Image.fromarray(pixels).resize(
-                (40 + number % 7, 36 + number % 5), Image.Resampling.BICUBIC
-            )
+            size = (40, 36) if one_size else (40 + number % 7, 36 + number % 5)
+            image = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
             buffer = io.BytesIO()
             image.save(buffer, "JPEG", quality=90)
             self.files.append(buffer.getvalue())
@@ -46,6 +56,8 @@ class Files(Source):
     def read(self, index: int) -> Picture:
         if index == self.deadly:
             os.kill(os.getpid(), signal.SIGKILL)
+        if index == self.failing:
+            raise OSError(5, "Input/output error")
         return b"no image" if index in self.broken else self.files[index]
 
     def where(self, index: int) -> str:
@@ -57,9 +69,9 @@ class Pixels(Source):
 
     name, split, class_names = "pixels", "train", tuple("abcdefghij")
 
-    def __init__(self, count: int = 200) -> None:
+    def __init__(self, count: int = 200, side: int = 16) -> None:
         self.labels = np.arange(count) % 10
-        self.images = np.random.default_rng(1).integers(0, 256, (count, 16, 16, 3), np.uint8)
+        self.images = np.random.default_rng(1).integers(0, 256, (count, side, side, 3), np.uint8)
 
 
 def loader(source: Source, pipeline: str = TRAIN, batch_size: int = 48, **settings: object) -> Loader:
@@ -96,14 +108,46 @@ def test_workers_may_be_spawned(tmp_path: Path) -> None:
     assert_same(expected, loader(source, workers=1, batch_size=16, start_method="spawn").steps(0, 1))
 
 
-@pytest.mark.parametrize("source", [Files(), Pixels()])
-def test_ranks_put_together_are_one_process(source: Source) -> None:
+@pytest.mark.parametrize(("source", "workers"), [(Files(), 0), (Files(), 1), (Pixels(), 0)])
+def test_ranks_put_together_are_one_process(source: Source, workers: int) -> None:
     pipeline = TRAIN if isinstance(source, Files) else "pad_crop(2)|flip|randaugment(2,10)|cutmix(1.0)"
     whole = loader(source, pipeline, workers=0)
-    halves = [loader(source, pipeline, workers=0, rank=rank, ranks=2) for rank in (0, 1)]
-    for step in (0, 7):
+    halves = [loader(source, pipeline, workers=workers, rank=rank, ranks=2).steps(6, 8) for rank in (0, 1)]
+    for step, parts in zip((6, 7), zip(*halves, strict=True), strict=True):
         for name in ("image", "label"):
-            assert torch.equal(whole[step][name], torch.cat([half[step][name] for half in halves]))
+            assert torch.equal(whole[step][name], torch.cat([part[name] for part in parts]))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_global_generator_stays_as_it_is(workers: int) -> None:
+    before = torch.get_rng_state()
+    list(loader(Files(), workers=workers).steps(0, 1))
+    list(EvaluationLoader(Files(5), parse_pipeline("resize(8)"), batch_size=5, workers=workers))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("side", "pipeline", "together"),
+    [
+        (32, "pad_crop(4)|flip", 4096),
+        (8, "flip", 4096),
+        (64, "flip", 1024),
+        (32, "resize(128)", 256),
+        (64, "random_crop(32)", 1024),
+    ],
+)
+def test_fewer_large_images_are_augmented_at_once(
+    side: int, pipeline: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, counts = loader(Pixels(8, side), pipeline, batch_size=16), []
+
+    def prepare(steps: range) -> list[Batch]:
+        counts.append(16 * len(steps))
+        return [{}] * len(steps)
+
+    monkeypatch.setattr(run, "_prepare", prepare)
+    assert len(list(run.steps(0, 300))) == 300
+    assert counts[0] == together
 
 
 def test_a_batch_needs_no_replay() -> None:
@@ -132,7 +176,7 @@ def test_several_labels_come_as_numbers_for_each_class() -> None:
 
 
 def test_a_bad_image_is_an_error_that_names_it() -> None:
-    message = "photo-5.jpg: cannot read the image's bytes: it is not an image in a known format"
+    message = "cannot read photo-5.jpg: it is not an image in a known format"
     for workers in (0, 2):
         with pytest.raises(InputError) as error:
             list(loader(Files(broken=[5]), workers=workers).steps(0, 2))
@@ -142,11 +186,43 @@ def test_a_bad_image_is_an_error_that_names_it() -> None:
 
 def test_bad_images_can_be_left_out() -> None:
     source = Files(broken=[5, 17])
-    runs = [loader(source, "inception_crop(24)|flip", workers=n, bad_images="skip") for n in (0, 2)]
-    batches = [list(run.steps(0, 2)) for run in runs]
-    assert_same(*batches)
+    settings = ({"workers": 0}, {"workers": 2}, {"workers": 0, "cache": "ram"})
+    runs = [loader(source, "inception_crop(24)|flip", bad_images="skip", **one) for one in settings]
+    batches = []
+    for run in runs:
+        with pytest.warns(
+            UserWarning, match=r"left out photo-\d+.jpg: it is not .* loader.bad names"
+        ) as warned:
+            batches.append(list(run.steps(0, 2)))
+        assert len(warned) == 1
+    assert_same(batches[0], batches[1])
+    assert_same(batches[0], batches[2])
     assert all(len(batch["image"]) == 48 for batch in batches[0])
-    assert set(runs[0].bad) == set(runs[1].bad) == {"photo-5.jpg", "photo-17.jpg"}
+    assert all(set(run.bad) == {"photo-5.jpg", "photo-17.jpg"} for run in runs)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_disk_that_fails_is_an_error_that_names_the_image(workers: int) -> None:
+    source = Files(failing=5)
+    with pytest.raises(InputError) as error:
+        list(loader(source, "resize(8)", workers=workers).steps(0, 2))
+    assert str(error.value).startswith(
+        "cannot read photo-5.jpg: [Errno 5] Input/output error; bad_images=skip"
+    )
+    with pytest.warns(UserWarning, match="left out photo-5.jpg"):
+        assert len(list(loader(source, "resize(8)", workers=workers, bad_images="skip").steps(0, 2))) == 2
+    with pytest.raises(InputError) as error:
+        list(EvaluationLoader(source, parse_pipeline("resize(8)"), batch_size=50, workers=workers))
+    assert str(error.value) == "cannot read photo-5.jpg: [Errno 5] Input/output error"
+
+
+def test_a_crop_that_is_too_large_is_no_bad_image() -> None:
+    with pytest.raises(InputError) as error:
+        loader(Files(), "central_crop(64)", workers=0, bad_images="skip")[0]
+    assert re.fullmatch(
+        r"photo-\d+.jpg: central_crop\(64x64\) needs larger images than \d+x\d+: put resize_small before it",
+        str(error.value),
+    )
 
 
 def test_nothing_but_bad_images_ends() -> None:
@@ -160,19 +236,114 @@ def test_a_worker_that_dies_is_reported_with_its_image() -> None:
     assert str(error.value) == "a data worker died; the workers were on: photo-7.jpg"
 
 
+class Deadly(Files):
+    """Photos that kill the process that renders them."""
+
+    def render(self, indices: np.ndarray) -> np.ndarray | None:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+
+def test_a_worker_that_dies_while_it_renders_is_reported() -> None:
+    batches = EvaluationLoader(Deadly(), parse_pipeline("resize(8)"), batch_size=8, workers=1)
+    with pytest.raises(InputError) as error:
+        next(iter(batches))
+    assert str(error.value) == "a data worker died; the workers were on: photo-0.jpg"
+
+
 def test_images_of_different_sizes_need_a_crop() -> None:
     with pytest.raises(InputError, match="images of different sizes, .* can't form a batch"):
         loader(Files(), "flip", workers=0)[0]
 
 
+class TwoSizes(Pixels):
+    """Images of one size up to some place, and of another from there on."""
+
+    def __init__(self, count: int, change: int) -> None:
+        super().__init__(count)
+        self.pictures, self.images = list(self.images), None  # type: ignore[assignment]
+        self.pictures[change:] = [picture[:8] for picture in self.pictures[change:]]
+
+    def read(self, index: int) -> Picture:
+        return self.pictures[index]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("change", [CHUNK, 2 * CHUNK])
+def test_batches_of_different_sizes_need_a_crop(change: int, workers: int) -> None:
+    batches = EvaluationLoader(
+        TwoSizes(4 * CHUNK, change), parse_pipeline(""), batch_size=2 * CHUNK, workers=workers
+    )
+    with pytest.raises(InputError, match="images of different sizes, 16x16 and 8x16, .* resize\\(SIZE\\)"):
+        list(batches)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"sampling": "balance"},
+            "sampling is 'balance'; did you mean 'balanced'? expected shuffle, balanced",
+        ),
+        ({"cache": "disk"}, "cache is 'disk'; expected none, ram, device"),
+        ({"bad_images": "skipp"}, "bad_images is 'skipp'; did you mean 'skip'? expected error, skip"),
+        ({"rank": 2, "ranks": 2}, "rank is 2 of 2 ranks; expected 0 to 1"),
+        ({"rank": -1}, "rank is -1 of 1 ranks; expected 0 to 0"),
+        ({"workers": -1}, "workers is -1; expected 0 or more"),
+        ({"batch_size": 0}, "batch_size is 0; expected 1 or more"),
+        ({"seed": -1}, "seed is -1; expected 0 or more"),
+        ({"device": "gpu"}, "device is 'gpu'; expected cpu, cuda or mps"),
+        ({"group": 0}, "group is 0; images are mixed in groups of 2 or more"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        loader(Pixels(), "cutmix(1.0)", **settings)
+    assert str(error.value) == message
+    if not settings.keys() & {"sampling", "cache", "bad_images", "group", "seed"}:
+        with pytest.raises(InputError) as error:
+            EvaluationLoader(Pixels(), parse_pipeline(""), **({"batch_size": 4} | settings))
+        assert str(error.value) == message
+
+
 def test_a_batch_is_shared_in_whole_groups() -> None:
     with pytest.raises(InputError) as error:
         loader(Pixels(), "cutmix(1.0)", batch_size=40, ranks=2)
-    assert str(error.value) == "a batch of 40 can't be shared by 2 ranks in whole groups of 8"
+    words = "into whole groups of 8, which mix among themselves: change batch_size or group"
+    assert str(error.value) == f"a batch of 40 can't be cut for each of 2 ranks {words}"
+    with pytest.raises(InputError) as error:
+        loader(Pixels(), "mixup(0.2)", batch_size=12)
+    assert str(error.value) == f"a batch of 12 can't be cut {words}"
+    with pytest.raises(InputError) as error:
+        loader(Pixels(), "flip", batch_size=3, ranks=2)
+    assert str(error.value) == "a batch of 3 can't be cut for each of 2 ranks into whole images"
 
 
-def test_decoded_images_are_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Files(24)
+def test_a_loader_is_gone_through_by_steps() -> None:
+    one = loader(Pixels(200), "flip", batch_size=48)
+    assert one.steps_per_epoch == 5
+    with pytest.raises(InputError) as error:
+        list(one)
+    assert str(error.value) == (
+        "a loader has no last batch: use loader.steps(start, stop), one epoch is "
+        "loader.steps(0, loader.steps_per_epoch), here 5 steps"
+    )
+    for wrong in (lambda: one[-1], lambda: list(one.steps(-2, 1)), lambda: list(one.steps(3, 1))):
+        with pytest.raises(InputError, match="steps count from 0 on"):
+            wrong()
+    assert list(one.steps(3, 3)) == []
+
+
+def test_a_pipeline_may_be_a_string() -> None:
+    text = "resize(8)|flip"
+    given = Loader(Pixels(), text, batch_size=4)[0]["image"]
+    assert torch.equal(given, Loader(Pixels(), parse_pipeline(text), batch_size=4)[0]["image"])
+    assert len(list(EvaluationLoader(Pixels(10), "resize(8)", batch_size=4))) == 3
+
+
+@pytest.mark.parametrize("one_size", [False, True])
+def test_decoded_images_are_kept_in_memory(one_size: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Files(24, one_size=one_size)
     kept = loader(source, "inception_crop(24)|flip", batch_size=24, cache="ram", workers=0)
     expected = loader(source, "inception_crop(24)|flip", batch_size=24, workers=0)[1]
     monkeypatch.setattr(source, "read", None)
@@ -180,9 +351,22 @@ def test_decoded_images_are_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_waiting_is_measured() -> None:
-    run = loader(Pixels(), "flip")
-    list(run.steps(0, 2))
-    assert 0 < run.waited_seconds < 10
+    """Time in which a batch is prepared counts, and time in which the caller is at work doesn't."""
+    run = loader(Pixels(), "flip", batch_size=4096)
+    prepare = run._prepare
+
+    def slowly(steps: range) -> list[Batch]:
+        time.sleep(0.05)
+        return prepare(steps)
+
+    run._prepare = slowly  # type: ignore[method-assign]
+    began, worked = time.perf_counter(), 0.0
+    for _ in run.steps(0, 3):
+        start = time.perf_counter()
+        time.sleep(0.05)
+        worked += time.perf_counter() - start
+    total = time.perf_counter() - began
+    assert 0.15 <= run.waited_seconds <= total - worked
 
 
 @settings(deadline=None, max_examples=20)
@@ -213,9 +397,14 @@ def test_evaluation_gives_images_with_their_labels() -> None:
     assert labels.tolist() == source.labels.tolist()
 
 
-def test_evaluation_refuses_augmentation() -> None:
-    with pytest.raises(InputError, match="evaluation takes crops and resizes only"):
-        EvaluationLoader(Pixels(), parse_pipeline("flip"), batch_size=4)
+@pytest.mark.parametrize("step", ["flip", "inception_crop(8)", "random_crop(8)", "mixup(0.2)"])
+def test_evaluation_refuses_what_is_random(step: str) -> None:
+    with pytest.raises(InputError) as error:
+        EvaluationLoader(Pixels(), step, batch_size=4)
+    name = step.partition("(")[0]
+    assert str(error.value).startswith(
+        f"evaluation takes resize, resize_small, central_crop alone, and {name} isn't among them"
+    )
 
 
 def test_a_folder_of_photos(tmp_path: Path) -> None:
@@ -224,3 +413,22 @@ def test_a_folder_of_photos(tmp_path: Path) -> None:
     batch = loader(source, "inception_crop(24)|flip", batch_size=20, workers=0)[0]
     assert batch["image"].shape == (20, 3, 24, 24)
     assert sorted(batch["label"].tolist()) == sorted(source.labels.tolist())
+
+
+def test_the_page_on_loading_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "loader.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/loader.md", "exec"), names)
+    assert names["labels"].shape == (128, 10) and torch.equal(
+        names["again"]["image"], names["loader"][7]["image"]
+    )
+    assert capsys.readouterr().out.count("torch.Size([100, 3, 32, 32])") == 3
+
+
+def test_the_page_on_loading_names_every_step_and_setting() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "loader.md").read_text(encoding="utf-8")
+    steps = IMAGE_STEPS | batch_steps() | mix_steps()
+    settings = list(inspect.signature(Loader).parameters)[2:]
+    for name in (*steps, *(name for name in settings if name != "device")):
+        assert re.search(rf"`{name}[`(]", page), name

@@ -26,12 +26,31 @@ def pictures(count: int, height: int = 40, width: int = 56) -> torch.Tensor:
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_boxes_are_resized_as_torch_does(interpolation: memory.Interpolation) -> None:
     images = pictures(len(BOXES))
-    resized = resample_boxes(images, BOXES, (24, 32), interpolation)
+    resized = resample_boxes(images, BOXES, (24, 32), np.full(len(BOXES), interpolation == "bicubic"))
     for image, result, (top, left, height, width) in zip(images, resized, BOXES, strict=True):
         box = image[None, :, top : top + height, left : left + width].float()
         expected = F.interpolate(box, (24, 32), mode=interpolation, antialias=True)[0].round().clamp(0, 255)
         difference = (expected - result.float()).abs()
         assert difference.max() <= 1 and (difference > 0).float().mean() < 0.001
+
+
+def test_autocast_changes_nothing() -> None:
+    images, cubic = pictures(len(BOXES)), np.arange(len(BOXES)) % 2 == 0
+    expected = resample_boxes(images, BOXES, (24, 32), cubic)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(resample_boxes(images, BOXES, (24, 32), cubic), expected)
+
+
+@pytest.mark.gpu
+def test_precision_of_products_changes_nothing() -> None:
+    images, cubic = pictures(len(BOXES)).cuda(), np.arange(len(BOXES)) % 2 == 0
+    expected = resample_boxes(images, BOXES, (24, 32), cubic)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert torch.equal(resample_boxes(images, BOXES, (24, 32), cubic), expected)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_inception_crop_keeps_to_its_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +100,7 @@ class Pictures(Source):
         return self.arrays[index]
 
 
-def test_pictures_of_one_size_become_one_array() -> None:
+def test_pictures_are_kept_as_they_are() -> None:
     arrays = list(pictures(4).permute(0, 2, 3, 1).numpy())
-    kept = in_memory(Pictures(arrays))
-    assert kept.images is not None and np.array_equal(kept.images, np.stack(arrays))
-    ragged = in_memory(Pictures([*arrays, arrays[0][:20]]))
-    assert ragged.images is None and np.array_equal(ragged.read(4), arrays[0][:20])
+    kept = in_memory(Pictures([*arrays, arrays[0][:20]]))
+    assert kept.images is None and np.array_equal(kept.read(4), arrays[0][:20])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +35,11 @@ def test_built_in_data_needs_no_files() -> None:
     ("spec", "message"),
     [
         ("cifr10", "unknown data source 'cifr10'; did you mean 'cifar10' or 'cifar100'?"),
+        ("photos/a.png", "a path starts with '.', '/' or '~': './photos/a.png'"),
         ("photos", "unknown data source 'photos'; a path starts with '.', '/' or '~': './photos'"),
         ("xyzzy", "expected digits, shapes, aircraft, "),
         ("digits[size=16]", "data spec 'digits[size=16]': size= is an item of shapes only"),
+        ("digits[size=0]", "data spec 'digits[size=0]': size= is an item of shapes only"),
         ("cifar10[label=count]", "label= is an item of shapes only"),
         (
             "./photos[root=/x]",
@@ -72,6 +76,27 @@ def test_what_is_no_data_says_what_was_expected(
         open_data(spec, default="train")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("default", ["val", "banana", None])
+def test_the_default_is_train_or_measure(default: Any) -> None:
+    with pytest.raises(InputError) as error:
+        open_data("digits", default=default)
+    assert str(error.value).startswith(
+        f"default is {default!r}; expected 'train' or 'measure': a split is part"
+    )
+    assert open_data("digits").split == "train"
+
+
+def test_a_path_object_needs_no_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, png: Callable[[int], bytes]
+) -> None:
+    (tmp_path / "photos/train/a").mkdir(parents=True)
+    (tmp_path / "photos/train/a/1.png").write_bytes(png(1))
+    monkeypatch.chdir(tmp_path)
+    source = open_data(Path("photos"))
+    assert repr(source) == "<Source ./photos:train, images=1, classes=1>"
+    assert len(open_data(Path("photos:train"))) == len(open_data(tmp_path / "photos")) == 1
 
 
 def test_a_path_may_start_with_a_tilde_and_a_folder_have_a_suffix(

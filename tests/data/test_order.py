@@ -43,6 +43,16 @@ def test_balanced_sampling_gives_every_class_its_turn() -> None:
     assert np.bincount(indices[labels[indices] == 1])[90:].tolist() == [10] * 9
 
 
+def test_a_replacement_is_of_the_same_class_where_classes_are_balanced() -> None:
+    labels = np.array([0] * 90 + [1] * 9 + [3])
+    order = Order(labels, 4, 0, "balanced")
+    for position in range(30):
+        others = [order.replacement(position, attempt) for attempt in range(20)]
+        assert set(labels[others]) == {labels[order[np.array([position])][0]]}
+    shuffled = Order(labels, 4, 0)
+    assert set(labels[[shuffled.replacement(3, attempt) for attempt in range(300)]]) == {0, 1, 3}
+
+
 def test_balanced_sampling_needs_single_labels() -> None:
     with pytest.raises(InputError, match="needs images with one label each"):
         Order(np.zeros((3, 2), bool), 2, 0, "balanced")

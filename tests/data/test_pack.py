@@ -19,6 +19,7 @@ from PIL import Image
 from vitkit.data.decode import decode
 from vitkit.data.open import open_data
 from vitkit.data.pack import pack, shrink
+from vitkit.data.parts import written_whole
 from vitkit.errors import InputError
 
 FORMATS = ["tar", "parquet"]
@@ -191,7 +192,7 @@ def test_a_shard_that_is_cut_or_gone_is_written_again(photos: Path, tmp_path: Pa
     [
         (
             {"size": 15},
-            "was packed with size 16, not 15: give another folder, or --force to pack this one anew",
+            "was packed with size 16, not 15: give another folder, or --force (force=True) to pack this one anew",
         ),
         ({"quality": 80}, "was packed with quality 95, not 80: give"),
         ({"images_per_shard": 5}, "was packed with images per shard 3, not 5: give"),
@@ -230,7 +231,9 @@ def test_a_source_that_has_changed_is_an_error(photos: Path, tmp_path: Path, cha
 
 def test_a_run_that_wrote_nothing_binds_to_nothing(photos: Path, tmp_path: Path) -> None:
     (photos / "train/cat/1.png").write_bytes(b"")
-    assert "it is empty; --bad-images skip leaves" in error(str(photos), tmp_path / "packed")
+    assert "it is empty; --bad-images skip (bad_images='skip') leaves" in error(
+        str(photos), tmp_path / "packed"
+    )
     draw(1).save(photos / "train/cat/1.png")
     assert pack(str(photos), tmp_path / "packed", size=16)["splits"][0]["images"] == 7
 
@@ -241,7 +244,7 @@ def test_bad_images_stop_it_or_are_left_out_and_named(photos: Path, tmp_path: Pa
     target, settings = tmp_path / "packed", {"images_per_shard": 3}
     answer = error(str(photos), target, **settings)
     assert answer.startswith(f"cannot read {bad}: ") and answer.endswith(
-        "; --bad-images skip leaves such images out"
+        "; --bad-images skip (bad_images='skip') leaves such images out"
     )
     assert sorted(contents(target)) == ["classes.txt", "pack.json", "train-000000.tar"]
     result = pack(str(photos), target, **settings, bad_images="skip")
@@ -252,6 +255,17 @@ def test_bad_images_stop_it_or_are_left_out_and_named(photos: Path, tmp_path: Pa
     again = pack(str(photos), target, **settings, bad_images="skip")
     assert again["unreadable"] == result["unreadable"] and again["resumed_shards"] == 4
     assert error(str(photos), target, **settings) == answer
+
+
+def test_a_link_to_nothing_is_left_out(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / "photos/a").mkdir(parents=True, exist_ok=True)
+        draw(number).save(tmp_path / f"photos/a/{number}.png")
+    (tmp_path / "photos/a/broken.png").symlink_to("nowhere")
+    assert "broken.png: No such file or directory; --bad-images" in error(tmp_path / "photos", tmp_path / "p")
+    result = pack(tmp_path / "photos", tmp_path / "p", bad_images="skip")
+    assert [entry["image"] for entry in result["unreadable"]] == [f"{tmp_path}/photos/a/broken.png"]
+    assert sum(part["images"] for part in result["splits"]) == 6
 
 
 def test_only_folders_of_its_own_are_written_to(photos: Path, tmp_path: Path) -> None:
@@ -339,12 +353,13 @@ def test_several_labels_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_classes_named_by_numbers_keep_their_labels(tmp_path: Path, to: Any) -> None:
-    for number in range(12):  # sorted: 0, 1, 10, 11, 2, ...: label 2 is class 10
+    names = tuple(map(str, range(1, 13)))  # label 0 is class 1
+    for number in names:
         (tmp_path / f"photos/train/{number}").mkdir(parents=True)
-        draw(number).save(tmp_path / f"photos/train/{number}/1.png")
+        draw(int(number)).save(tmp_path / f"photos/train/{number}/1.png")
     result = pack(f"{tmp_path}/photos", tmp_path / "packed", to=to)
     before, after = (open_data(f"{tmp_path}/{name}", default="train") for name in ("photos", "packed"))
-    assert after.class_names == before.class_names == tuple(sorted(map(str, range(12))))
+    assert after.class_names == before.class_names == names
     assert after.labels.tolist() == before.labels.tolist()
     assert (result["notes"][-1].startswith("classes are named by numbers that are not their places")) == (
         to == "tar"
@@ -470,3 +485,52 @@ def test_a_disk_that_is_full_is_an_error_and_leaves_no_part(
         f"cannot write {tmp_path}/packed/train-000000.tar: No space left on device"
     )
     assert sorted(contents(tmp_path / "packed")) == ["classes.txt", "pack.json"]
+
+
+def test_a_second_run_into_the_same_folder_is_refused(photos: Path, tmp_path: Path) -> None:
+    target, answers = tmp_path / "packed", []
+
+    def start_another(done: int, total: int) -> None:
+        if done == 1:
+            answers.append(error(str(photos), target))
+
+    pack(str(photos), target, progress=start_another)
+    assert answers == [f"another `vit pack` writes into {target}: wait for it, or give another folder"]
+    assert len(open_data(f"{target}:train", default="train")) == 7
+
+
+def test_two_writers_of_one_file_have_a_part_each(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with written_whole(path) as first, written_whole(path) as second:
+        first.write_bytes(b"first")
+        second.write_bytes(b"second")
+        assert first.read_bytes() == b"first"
+    assert contents(tmp_path) == {"file": b"first"}
+
+
+def test_what_a_killed_run_left_is_removed(photos: Path, tmp_path: Path) -> None:
+    target = tmp_path / "packed"
+    target.mkdir()
+    (target / ".pack.json.0123abcd.part").write_bytes(b"{")
+    pack(str(photos), target)
+    (target / ".train-000000.tar.0123abcd.part").write_bytes(b"half")
+    pack(str(photos), target)
+    assert [name for name in contents(target) if name.endswith(".part")] == []
+
+
+def test_what_is_not_packed_to_the_end_says_so(photos: Path, tmp_path: Path) -> None:
+    target = tmp_path / "packed"
+
+    def stop(done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(str(photos), target, images_per_shard=2, progress=stop)
+    note = f"{target}: not packed to the end, images are missing; the same `vit pack` goes on"
+    assert note in open_data(f"{target}:train", default="train").notes
+    pack(str(photos), target, images_per_shard=2)
+    assert note not in open_data(f"{target}:train", default="train").notes
+    (target / "train-000001.tar").unlink()
+    note = f"{target}: without train-000001.tar, images are missing; the same `vit pack` goes on"
+    assert note in open_data(f"{target}:train").notes

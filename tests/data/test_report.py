@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data import sheet
+from vitkit.data import parts, sheet
 from vitkit.data.parts import open_splits, split_names
 from vitkit.data.report import data, look_at
-from vitkit.data.spec import parse_spec
+from vitkit.data.sources.source import Source
+from vitkit.data.spec import DataSpec, parse_spec
 from vitkit.errors import InputError
 
 
@@ -72,7 +74,7 @@ def test_sound_data_is_counted(photos: Path) -> None:
 
 @pytest.mark.parametrize(
     ("counts", "balance"),
-    [([5, 5, 5], 1.0), ([7], 1.0), ([9, 0], 0.0), ([1, 3], 0.8113), ([2, 2, 0, 0], 0.5)],
+    [([5, 5, 5], 1.0), ([7], 0.0), ([9, 0], 0.0), ([1, 3], 0.8113), ([2, 2, 0, 0], 0.5)],
 )
 def test_balance_is_one_where_classes_are_alike(tmp_path: Path, counts: list[int], balance: float) -> None:
     save(draw(0), tmp_path / "1.png")
@@ -81,6 +83,7 @@ def test_balance_is_one_where_classes_are_alike(tmp_path: Path, counts: list[int
     (tmp_path / "t.csv").write_text("image_path,label,split\n" + "\n".join(lines))
     [test] = data(f"{tmp_path}/t.csv:test")["splits"]
     assert test["balance"] == pytest.approx(balance, abs=1e-4)
+    assert math.copysign(1, test["balance"]) == 1
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_done(photos: Path) -> None:
@@ -94,7 +97,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_done(photos: Path) -> None
     ]
     assert train["unreadable"][1]["reason"].startswith("it is not an image in a known format")
     assert test["unreadable"] == [{"image": f"{photos}/test/dog/9.png", "reason": "it is empty"}]
-    assert sum(train["modes"].values()) == 7 and train["images"] == train["read"] == 9
+    assert sum(train["modes"].values()) == 7 and (train["images"], train["read"]) == (9, 7)
 
 
 def test_a_split_of_which_nothing_can_be_read_has_no_sizes(photos: Path) -> None:
@@ -192,7 +195,7 @@ def test_images_of_another_set_are_found(photos: Path, tmp_path: Path) -> None:
     save(draw(8), photos / "train/dog/leak.png")
     found = data(str(photos), against=str(bench))["against"]
     assert (found["data"], found["split"]) == (f"{bench}:test", "test")
-    assert (found["images"], found["read"], found["found"]) == (4, 4, 2)
+    assert (found["images"], found["read"], found["found"]) == (4, 3, 2)
     assert found["unreadable"] == [{"image": f"{bench}/test/pets/broken.png", "reason": "it is empty"}]
     both, same = found["matches"]
     assert both["image"] == f"{bench}/test/pets/both.png" and both["classes"] == ["pets"]
@@ -221,6 +224,7 @@ def test_images_with_several_labels_count_for_each(tmp_path: Path) -> None:
     report = data(f"{tmp_path}/t.csv", out=tmp_path / "sheet.png")
     train = report["splits"][0]
     assert (train["images"], train["labels"], train["classes"]) == (3, 3, {"a": 1, "b": 2})
+    assert (train["several_labels"], train["unlabelled"]) == (True, 1)
     assert [member["classes"] for member in report["duplicates"]["groups"][0]] == [["a", "b"], ["b"]]
     assert report["duplicates"]["with_different_classes"] == 1
 
@@ -234,6 +238,39 @@ def test_the_splits_of_every_kind_are_known(tmp_path: Path) -> None:
     assert split_names(parse_spec(f"{tmp_path}/t.csv")) == ["mine", "trainval"]
     with pytest.raises(InputError, match="no such file or folder"):
         open_splits(parse_spec("./nowhere"))
+
+
+def test_an_error_of_a_later_split_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(30):
+        save(draw(number), tmp_path / f"photos/a/{number}.png")
+    spec = parse_spec(f"{tmp_path}/photos")
+    assert [source.split for source in open_splits(spec)] == ["train", "val", "test"]
+    opened = parts.open_data
+
+    def broken(spec: DataSpec, **settings: Any) -> Source:
+        if spec.split == "val":
+            raise InputError("the disk is gone")
+        return opened(spec, **settings)
+
+    monkeypatch.setattr(parts, "open_data", broken)
+    with pytest.raises(InputError, match="the disk is gone"):
+        open_splits(spec)
+
+
+def test_a_split_that_cannot_be_opened_does_not_hide_the_others(photos: Path) -> None:
+    save(draw(20), photos / "test/bird/20.png")
+    fault = f"{photos}/test/bird/20.png has class 'bird', which {photos}/train lacks; add it there"
+    for spec in (str(photos), f"{photos}:train"):
+        report = data(spec)
+        assert [part["split"] for part in report["splits"]] == ["train"] and report["faults"] == [fault]
+    with pytest.raises(InputError, match="has class 'bird'"):
+        data(f"{photos}:test")
+
+
+def test_a_split_with_too_few_images_is_left_out(tmp_path: Path) -> None:
+    for number in range(2):
+        save(draw(number), tmp_path / f"photos/a/{number}.png")
+    assert [source.split for source in open_splits(parse_spec(f"{tmp_path}/photos"))] == ["train", "test"]
 
 
 def test_the_sheet_has_a_row_for_each_class(photos: Path, tmp_path: Path) -> None:
@@ -272,7 +309,7 @@ def test_the_sheet_of_many_classes_shows_some(tmp_path: Path) -> None:
         ("sheet.jpg", "the contact sheet is a PNG, not 'sheet.jpg': name it sheet.png"),
         ("no/sheet.png", "no folder "),
         ("photos.png", "it is a folder"),
-        ("there.png", "there.png exists; --force overwrites it"),
+        ("there.png", "there.png exists; --force .force=True. overwrites it"),
     ],
 )
 def test_a_sheet_that_cannot_be_written_is_told_before_anything_is_read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,21 @@ def test_specs_mean_what_the_grammar_says(text: str, expected: DataSpec) -> None
             "data spec 'digits[sed=1]': unknown item 'sed=1'; did you mean 'seed'? expected a slice "
             "(:98%, 100:200), 5shot, or seed=, label=, size=, root=, download=",
         ),
+        ("digits[:5,:9]", "data spec 'digits[:5,:9]' has two slices"),
+        (
+            "digits[5shots]",
+            "data spec 'digits[5shots]': unknown item '5shots'; did you mean '5shot'? expected a slice "
+            "(:98%, 100:200), 5shot, or seed=, label=, size=, root=, download=",
+        ),
+        (
+            "digits[-10:]",
+            "data spec 'digits[-10:]': '-10:' counts from the end; slices don't, write such as 90%:",
+        ),
+        (
+            "./flat:train[:5",
+            "data spec './flat:train[:5' has a '[' without its ']'; expected 'SOURCE:SPLIT[ITEM,...]'",
+        ),
+        ("digits[", "data spec 'digits[' has a '[' without its ']'; expected 'SOURCE:SPLIT[ITEM,...]'"),
         ("digits]", "data spec 'digits]': brackets don't match; expected 'SOURCE:SPLIT[ITEM,...]'"),
     ],
 )
@@ -90,3 +106,15 @@ def test_a_spec_survives_being_written(spec: DataSpec) -> None:
 def test_any_text_is_a_spec_or_a_clean_error(text: str) -> None:
     with suppress(InputError):
         assert parse_spec(text).source in text
+
+
+def test_a_path_that_exists_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a:b", "photos[1]", "c"):
+        (tmp_path / name).mkdir()
+    assert parse_spec("./a:b") == DataSpec("./a:b")
+    assert parse_spec("./a:b:train") == DataSpec("./a:b", "train")
+    assert parse_spec("./a:b[:5]") == DataSpec("./a:b", stop="5")
+    assert parse_spec("./photos[1]") == DataSpec("./photos[1]")
+    assert parse_spec("./photos[1]:val[5shot]") == DataSpec("./photos[1]", "val", shots=5)
+    assert parse_spec("./c:b") == DataSpec("./c", "b")

@@ -19,12 +19,22 @@ from vitkit.cli.models import models
 from vitkit.cli.output import note
 from vitkit.cli.pack import pack
 from vitkit.cli.predict import predict
+from vitkit.cli.quickstart import quickstart
+from vitkit.cli.recipes import recipes
+from vitkit.cli.report import report
+from vitkit.cli.runs import runs
+from vitkit.cli.train import train
 from vitkit.errors import InputError, did_you_mean
 
 VERBS: dict[str, Callable[..., None]] = {
+    "quickstart": quickstart,
     "models": models,
     "cost": cost,
     "predict": predict,
+    "train": train,
+    "recipes": recipes,
+    "runs": runs,
+    "report": report,
     "convert": convert,
     "data": data,
     "pack": pack,

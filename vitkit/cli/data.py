@@ -31,7 +31,7 @@ def data(
 
     Every image is decoded. Images with the same pixels are copies, whatever their files.
     Copies in two splits are found even if DATA names one split.
-    The exit status is 1 when an image can't be read, else 0.
+    The exit status is 1 when an image can't be read or a split can't be opened, else 0.
     """
     from vitkit.cli.output import note, print_json
     from vitkit.cli.progress import progress_bar
@@ -47,8 +47,11 @@ def data(
         print_report(report)
         note(f"contact sheet: {report['sheet']}" if out else "--out FILE.png draws a contact sheet")
     unreadable = sum(len(part["unreadable"]) for part in [*report["splits"], report["against"]] if part)
+    for fault in report["faults"]:
+        note(f"can't be opened: {fault}")
     if unreadable:
-        note(f"{number(unreadable, 'image')} can't be read")
+        note(f"{unreadable:,} {'image' if unreadable == 1 else 'images'} can't be read")
+    if unreadable or report["faults"]:
         raise typer.Exit(1)
 
 
@@ -57,7 +60,7 @@ def print_report(report: dict[str, Any]) -> None:
 
     splits = report["splits"]
     print_table(
-        f"{report['data']}: {number(report['num_classes'], 'class')}",
+        report["data"],
         ["split", "images", "classes", "smallest class", "largest class", "balance"],
         [
             [
@@ -91,6 +94,12 @@ def print_report(report: dict[str, Any]) -> None:
         "each of the two by itself.",
         right=["read", "unreadable", "min", "median", "max"],
     )
+    for part in splits:
+        if part["several_labels"]:
+            print(
+                f"{part['split']}: several labels an image, {part['labels'] / part['images']:.2f} on average; "
+                f"images without any: {part['unlabelled']:,}"
+            )
     print_some(
         [entry for part in [*splits, report["against"]] if part for entry in part["unreadable"]],
         lambda entry: f"can't be read: {entry['image']}: {entry['reason']}",
@@ -114,8 +123,8 @@ def print_duplicates(found: dict[str, Any]) -> None:
     for words, count in lines:
         if count:
             print(f"{words}: {count:,}")
-    leaks = [group for group in found["groups"] if len({member["split"] for member in group}) > 1]
-    print_some(leaks or found["groups"], lambda group: "  " + same(group))
+    leaks_first = sorted(found["groups"], key=lambda group: len({member["split"] for member in group}) == 1)
+    print_some(leaks_first, lambda group: "  " + same(group))
 
 
 def print_matches(found: dict[str, Any]) -> None:
@@ -131,13 +140,9 @@ def print_some(entries: list[Any], say: Callable[[Any], str]) -> None:
 
 
 def same(images: list[dict[str, Any]]) -> str:
-    return " = ".join(entry["image"] for entry in images)
+    more = f" and {len(images) - MOST_LINES:,} more" if len(images) > MOST_LINES else ""
+    return " = ".join(entry["image"] for entry in images[:MOST_LINES]) + more
 
 
 def size(part: dict[str, Any], end: str) -> str:
     return f"{part['height'][end]}x{part['width'][end]}" if part["height"] else ""
-
-
-def number(count: int, word: str) -> str:
-    plural = f"{word}es" if word.endswith("s") else f"{word}s"
-    return f"{count:,} {word if count == 1 else plural}"

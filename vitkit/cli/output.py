@@ -36,7 +36,7 @@ def print_table(
         table.add_column(Text(column), justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         unlimited = console.options.update(max_width=sys.maxsize)
         console.width = max(1, console.measure(table, options=unlimited).maximum)

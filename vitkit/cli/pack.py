@@ -28,18 +28,22 @@ def pack(
     from vitkit.cli.progress import progress_bar
     from vitkit.data.pack import pack as run
 
-    with progress_bar("packing") as progress:
-        result = run(
-            source,
-            target,
-            size=size,
-            to=to,
-            images_per_shard=images_per_shard,
-            quality=quality,
-            bad_images=bad_images,
-            force=force,
-            progress=progress,
-        )
+    try:
+        with progress_bar("packing") as progress:
+            result = run(
+                source,
+                target,
+                size=size,
+                to=to,
+                images_per_shard=images_per_shard,
+                quality=quality,
+                bad_images=bad_images,
+                force=force,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        note(f"stopped; the same command goes on{', without --force' if force else ''}")
+        raise
     for line in result["notes"]:
         note(line)
     if result["resumed_shards"]:

@@ -1,9 +1,13 @@
-"""A progress bar on standard error, where that is a terminal."""
+"""Progress on standard error: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+LINE_EVERY = 10.0
+"Seconds from one line to the next."
 
 
 @contextmanager
@@ -13,7 +17,26 @@ def progress_bar(words: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield progress_lines(words)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(words, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def progress_lines(words: str) -> Callable[[int, int], None]:
+    """Return what to tell how many are done; it says so every few seconds, and of short work nothing."""
+    from vitkit.cli.output import note
+
+    last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= LINE_EVERY:
+            last = now
+            note(f"{words}: {done:,} of {total:,}")
+
+    return tell

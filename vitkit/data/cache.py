@@ -12,7 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from vitkit.errors import InputError
+
 _CHUNK = 4096
+UNREADABLE = 2**64 - 1
 
 
 def cache_folder() -> Path:
@@ -43,21 +46,30 @@ def keep(path: Path, data: bytes) -> None:
 def content_hashes(name: str, keys: Sequence[str], read: Callable[[int], bytes]) -> np.ndarray:
     """Return 64 bits of the hash of each image's bytes; an image whose key is in the cache isn't read.
 
-    A key says where an image is and in which version: another key, another content.
+    A key says where an image is and in which version: another key, another content. Images that can't be read all
+    have the greatest hash there is, which isn't kept.
     """
     path = cache_file("hashes", name, ".npz")
     known = _load(path)
     numbers = [_hash(key.encode("utf-8", "surrogateescape")) for key in keys]
     missing = [index for index, number in enumerate(numbers) if number not in known]
+
+    def hashed(index: int) -> int:
+        try:
+            return _hash(read(index))
+        except InputError:
+            return UNREADABLE
+
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for start in range(0, len(missing), _CHUNK):
             part = missing[start : start + _CHUNK]
-            for index, value in zip(part, pool.map(lambda index: _hash(read(index)), part), strict=True):
+            for index, value in zip(part, pool.map(hashed, part), strict=True):
                 known[numbers[index]] = value
     hashes = np.array([known[number] for number in numbers], np.uint64)
     if missing:
+        kept = hashes != UNREADABLE
         buffer = io.BytesIO()
-        np.savez(buffer, keys=np.array(numbers, np.uint64), hashes=hashes)
+        np.savez(buffer, keys=np.array(numbers, np.uint64)[kept], hashes=hashes[kept])
         keep(path, buffer.getvalue())
     return hashes
 

@@ -7,12 +7,15 @@ from typing import Literal
 
 import numpy as np
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
+from vitkit.data.draws import Draw
 from vitkit.errors import InputError
 from vitkit.models.configs import Size, as_size
 
 Interpolation = Literal["bilinear", "bicubic"]
+RandomInterpolation = Interpolation | Literal["random"]
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -24,12 +27,14 @@ def inception_crop(
     area_max: float = 1.0,
     ratio_min: float = 3 / 4,
     ratio_max: float = 4 / 3,
-    interpolation: Interpolation = "bilinear",
+    interpolation: RandomInterpolation = "bilinear",
 ) -> Tensor:
     """Cut out a random box by share of the area and ratio of the sides, and resize it."""
     top, left, height, width = inception_box(
         image.shape[-2], image.shape[-1], random, (area_min, area_max), (ratio_min, ratio_max)
     )
+    if interpolation == "random":
+        interpolation = "bicubic" if random.random() < 0.5 else "bilinear"
     return resample(image[:, top : top + height, left : left + width], as_size(size), interpolation)
 
 
@@ -65,24 +70,39 @@ def resize(
 
 
 def resize_small(
-    image: Tensor, random: np.random.Generator, size: int, interpolation: Interpolation = "bilinear"
+    image: Tensor, random: np.random.Generator, size: Size, interpolation: Interpolation = "bilinear"
 ) -> Tensor:
-    """Resize so that the shorter side has this length, the ratio of the sides kept."""
-    height, width = image.shape[-2:]
-    short = min(height, width)
-    return resample(image, (int(size * height / short), int(size * width / short)), interpolation)
+    """Resize so that the shorter side has this length, or that a box of this size is just covered; the ratio stays."""
+    return resample(image, covering(image.shape[-2], image.shape[-1], size), interpolation)
 
 
-def central_crop(image: Tensor, random: np.random.Generator, size: Size) -> Tensor:
-    """Cut out the centre."""
-    height, width = _fitting(image, as_size(size), "central_crop")
+def covering(height: int, width: int, size: Size) -> tuple[int, int]:
+    """Return the smallest size of the same ratio that covers a box, rounded as torchvision (square) and timm do."""
+    rows, columns = as_size(size)
+    if rows == columns:
+        short = min(height, width)
+        resized = int(rows * height / short), int(rows * width / short)
+    else:
+        ratio = min(height / rows, width / columns)
+        resized = round(height / ratio), round(width / ratio)
+    if Image.MAX_IMAGE_PIXELS and resized[0] * resized[1] > Image.MAX_IMAGE_PIXELS:
+        raise InputError(
+            f"an image of {height}x{width} pixels is too long and thin: "
+            f"it would be resized to {resized[0]}x{resized[1]}"
+        )
+    return resized
+
+
+def central_crop(image: Tensor, random: np.random.Generator | Draw, size: Size) -> Tensor:
+    """Cut out the centre of an image, or of each image of a batch."""
+    height, width = fitting(image, size, "central_crop")
     top, left = round((image.shape[-2] - height) / 2), round((image.shape[-1] - width) / 2)
-    return image[:, top : top + height, left : left + width]
+    return image[..., top : top + height, left : left + width]
 
 
 def random_crop(image: Tensor, random: np.random.Generator, size: Size) -> Tensor:
     """Cut out a box at a random place."""
-    height, width = _fitting(image, as_size(size), "random_crop")
+    height, width = fitting(image, size, "random_crop")
     top = int(random.integers(0, image.shape[-2] - height + 1))
     left = int(random.integers(0, image.shape[-1] - width + 1))
     return image[:, top : top + height, left : left + width]
@@ -95,8 +115,12 @@ def resample(image: Tensor, size: tuple[int, int], interpolation: Interpolation)
     return F.interpolate(image[None], size, mode=interpolation, antialias=True, align_corners=False)[0]
 
 
-def _fitting(image: Tensor, size: tuple[int, int], name: str) -> tuple[int, int]:
-    if image.shape[-2] < size[0] or image.shape[-1] < size[1]:
-        have, want = (f"{height}x{width}" for height, width in (image.shape[-2:], size))
-        raise InputError(f"{name}({want}) needs larger images than {have}: put resize_small before it")
-    return size
+def fitting(image: Tensor, size: Size, name: str) -> tuple[int, int]:
+    """Return the height and width of a crop, if the image holds it."""
+    height, width = as_size(size)
+    if image.shape[-2] < height or image.shape[-1] < width:
+        have = f"{image.shape[-2]}x{image.shape[-1]}"
+        raise InputError(
+            f"{name}({height}x{width}) needs larger images than {have}: put resize_small before it"
+        )
+    return height, width

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import re
 
 import numpy as np
 import torch
@@ -12,10 +11,14 @@ from torch import Tensor
 from torchvision.io import ImageReadMode
 
 from vitkit.data.images import read_image
-from vitkit.data.sources.source import Picture
+from vitkit.data.sources.source import Picture, Source, read_file, reason
 from vitkit.errors import InputError
 
 _JPEG = b"\xff\xd8\xff"
+# Segments that may stand before a JPEG's frame header: tables, restart interval, APPn and comments.
+_BEFORE_FRAME = frozenset((0xC4, 0xCC, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE))
+# Pillow turns a picture by XMP too, torchvision by EXIF alone.
+_TURNED = re.compile(rb'tiff:Orientation(="|>)[2-8]')
 # torchvision's own function warns that it will go; where it has gone, Pillow reads everything.
 _decode = getattr(torch.ops.image, "decode_jpeg", None)
 
@@ -24,7 +27,7 @@ def decode(picture: Picture) -> Tensor:
     """Return the pixels of a file, its bytes or an array; a picture that can't be read raises InputError."""
     if isinstance(picture, np.ndarray):
         return _from_array(picture)
-    data = picture if isinstance(picture, bytes) else _read(picture)
+    data = picture if isinstance(picture, bytes) else read_file(picture)
     pixels = _decode_jpeg(data) if data.startswith(_JPEG) else None
     if pixels is not None:
         return pixels
@@ -33,16 +36,20 @@ def decode(picture: Picture) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def _read(path: str | os.PathLike[str]) -> bytes:
+def read_pixels(source: Source, index: int) -> Tensor:
+    """Return the pixels of an image of a source; whatever goes wrong is an InputError."""
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
+        return decode(source.read(index))
+    except InputError:
+        raise
+    except Exception as error:  # a disk that fails, a source's own reader
+        raise InputError(reason(error)) from error
 
 
 def _decode_jpeg(data: bytes) -> Tensor | None:
     """Return the pixels of a JPEG, upright; None for what torchvision doesn't read right."""
-    if _decode is None or _pixels(data) > (Image.MAX_IMAGE_PIXELS or float("inf")):
+    count = _pixels(data)
+    if _decode is None or count is None or count > (Image.MAX_IMAGE_PIXELS or count) or _TURNED.search(data):
         return None
     try:
         raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -54,12 +61,12 @@ def _decode_jpeg(data: bytes) -> Tensor | None:
     return pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else None  # CMYK is Pillow's
 
 
-def _pixels(data: bytes) -> int:
-    """Return the number of pixels that a JPEG's frame header declares, before anything is allocated."""
+def _pixels(data: bytes) -> int | None:
+    """Return the number of pixels that a JPEG's frame header declares; None where it isn't found at once."""
     place = 2
     while place + 9 < len(data):
         if data[place] != 0xFF:
-            return 0
+            return None
         marker = data[place + 1]
         if marker == 0xFF:  # fill byte
             place += 1
@@ -67,8 +74,10 @@ def _pixels(data: bytes) -> int:
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height = int.from_bytes(data[place + 5 : place + 7], "big")
             return height * int.from_bytes(data[place + 7 : place + 9], "big")
+        if marker not in _BEFORE_FRAME:
+            return None
         place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return 0
+    return None
 
 
 def _from_array(array: np.ndarray) -> Tensor:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.decode import decode
+from vitkit.data.decode import decode, read_pixels
 from vitkit.data.draws import generator
 from vitkit.data.order import Order
 from vitkit.data.pipeline import IMAGE_STEPS, Step
-from vitkit.data.sources.source import Source
-from vitkit.errors import InputError
+from vitkit.data.sources.source import Source, what_is_wrong
+from vitkit.errors import InputError, did_you_mean
 
 BadImages = Literal["error", "skip"]
 MOST_REPLACEMENTS = 100
@@ -55,6 +55,8 @@ class Fetcher:
     def __call__(self, indices: np.ndarray, positions: np.ndarray) -> Fetched:
         """Return the images at these indices, prepared for these global positions."""
         bad: dict[str, str] = {}
+        if self.mark is not None:
+            self.mark(int(indices[0]))
         rendered = self.source.render(indices)
         if rendered is not None:
             pairs = zip(rendered, positions.tolist(), strict=True)
@@ -64,15 +66,12 @@ class Fetcher:
             images, used = [], []
             for index, position in zip(indices.tolist(), positions.tolist(), strict=True):
                 image, index = self._image(index, position, bad)
-                images.append(image)
+                try:
+                    images.append(self._crop(image, position))
+                except InputError as error:
+                    raise InputError(f"{self.source.where(index)}: {error}") from None
                 used.append(index)
-        sizes = {tuple(image.shape) for image in images}
-        if len(sizes) > 1:
-            shown = " and ".join(f"{size[1]}x{size[2]}" for size in sorted(sizes)[:2])
-            raise InputError(
-                f"images of different sizes, {shown}, can't form a batch: "
-                "start the pipeline with inception_crop(SIZE), resize(SIZE) or resize_small(SIZE)|central_crop(SIZE)"
-            )
+        check_sizes(image.shape for image in images)
         return Fetched(torch.stack(images), np.array(used, np.int64), bad)
 
     def _image(self, index: int, position: int, bad: dict[str, str]) -> tuple[Tensor, int]:
@@ -81,12 +80,13 @@ class Fetcher:
             if self.mark is not None:
                 self.mark(index)
             try:
-                return self._crop(decode(self.source.read(index)), position), index
+                return read_pixels(self.source, index), index
             except InputError as error:
-                where, message = self.source.where(index), str(error)
+                where = self.source.where(index)
+                message = what_is_wrong(where, error)
             if self.bad_images == "error" or self.order is None:
-                shown = message if where in message else f"{where}: {message}"
-                raise InputError(f"{shown}; bad_images=skip leaves such images out")
+                advice = "" if self.order is None else "; bad_images=skip leaves such images out"
+                raise InputError(f"cannot read {where}: {message}{advice}")
             bad[where] = message
             index = self.order.replacement(position, attempt)
         raise InputError(f"{MOST_REPLACEMENTS} images in a row can't be read; the last: {where}: {message}")
@@ -97,3 +97,21 @@ class Fetcher:
             for step in self.steps:
                 image = IMAGE_STEPS[step.name](image, random, **dict(step.arguments))
         return image
+
+
+def check_choice(name: str, value: str, kind: Any) -> None:
+    """Refuse a setting that is none of the words that its type allows."""
+    options = get_args(kind)
+    if value not in options:
+        hint = did_you_mean(str(value), options) or ";"
+        raise InputError(f"{name} is {value!r}{hint} expected {', '.join(options)}")
+
+
+def check_sizes(shapes: Iterable[tuple[int, ...]]) -> None:
+    """Refuse images, or batches of them, of different sizes."""
+    sizes = {f"{shape[-2]}x{shape[-1]}" for shape in shapes}
+    if len(sizes) > 1:
+        raise InputError(
+            f"images of different sizes, {' and '.join(sorted(sizes)[:2])}, can't form a batch: "
+            "start the pipeline with inception_crop(SIZE), resize(SIZE) or resize_small(SIZE)|central_crop(SIZE)"
+        )

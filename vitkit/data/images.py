@@ -14,6 +14,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from vitkit.data.crops import covering
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 
@@ -27,7 +28,7 @@ EXTENSIONS = frozenset(
 # Only plain pictures: Pillow's EPS reader, for one, runs Ghostscript on whatever the file says.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
-_ORIENTATION = 0x0112  # EXIF tag
+ORIENTATION = 0x0112  # EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -66,8 +67,9 @@ def _images_below(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS:
-                yield Path(parent, name)
+            is_image = not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
+            if is_image and (path := Path(parent, name)).is_file():  # a pipe would wait for ever
+                yield path
 
 
 def read_image(source: ImageFile) -> Image.Image:
@@ -82,22 +84,31 @@ def read_image(source: ImageFile) -> Image.Image:
                 return _upright_rgb(source)
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with Image.open(file, formats=FORMATS) as image:
+            _refuse_bomb(image)
             return _upright_rgb(image)
     except Exception as error:  # a broken file can raise anything in Pillow's decoders
         raise InputError(f"cannot read {_name(source)}: {_reason(source, error)}") from error
 
 
+def _refuse_bomb(image: Image.Image) -> None:
+    """Refuse what Pillow only warns of, up to twice its limit."""
+    pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
+    if limit and pixels > limit:
+        raise Image.DecompressionBombError(f"Image size ({pixels} pixels) exceeds limit of {limit} pixels.")
+
+
 def _upright_rgb(image: Image.Image) -> Image.Image:
     image.load()
     try:
-        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+        turn = _UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # broken EXIF data says nothing about the pixels
         turn = None
     if image.mode.startswith("I") or image.mode == "F":
         image = _eight_bits(image)
     if image.has_transparency_data:
-        colours = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours)
+        colours = image if image.mode == "RGBA" else image.convert("RGBA")
+        image = Image.new("RGB", image.size, "white")
+        image.paste(colours, mask=colours)
     if image.mode != "RGB":
         image = image.convert("RGB")
     return image if turn is None else image.transpose(turn)
@@ -105,12 +116,18 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Scale 16-bit integers and floats from 0 to 1 to 8 bits; Pillow's own conversion clips them."""
-    values = np.asarray(image).astype(np.float64)
+    values = np.asarray(image)
     top = 1 if image.mode == "F" else 65535
     low, high = values.min(), values.max()
     if not (low >= 0 and high <= top):
         raise ValueError(f"its values run from {low:g} to {high:g}, expected 0 to {top}")
-    return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
+    if image.mode == "F":
+        return Image.fromarray(np.rint(values * np.float32(255)).astype(np.uint8))
+    scaled = values.astype(np.uint32)  # in place from here on: pictures may be large
+    scaled *= 255
+    scaled += 32767  # rounds
+    scaled //= 65535
+    return Image.fromarray(scaled.astype(np.uint8))
 
 
 def _name(source: ImageFile) -> str:
@@ -125,7 +142,7 @@ def _reason(source: ImageFile, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         empty = not source if isinstance(source, bytes) else os.path.getsize(_name(source)) == 0
         return "it is empty" if empty else f"it is not an image in a known format ({', '.join(FORMATS)})"
-    if isinstance(error, Image.DecompressionBombError):
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"{error} Make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -160,28 +177,14 @@ def prepare(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
 def fit(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """Resize to the model's input, or resize the shorter side and cut out the centre."""
     height, width = preprocessing.size
-    resized_height, resized_width = _resized(image.height, image.width, preprocessing)
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit and resized_height * resized_width > limit:
-        raise InputError(
-            f"an image of {image.height}x{image.width} pixels is too long and thin: "
-            f"it would be resized to {resized_height}x{resized_width}"
-        )
+    resized_height, resized_width = height, width
+    if preprocessing.crop_fraction is not None:
+        rows, columns = (math.floor(side / preprocessing.crop_fraction) for side in preprocessing.size)
+        resized_height, resized_width = covering(image.height, image.width, (rows, columns))
     resample = Image.Resampling[preprocessing.interpolation.upper()]
     image = image.resize((resized_width, resized_height), resample)
     top, left = round((resized_height - height) / 2), round((resized_width - width) / 2)
     return image.crop((left, top, left + width, top + height))
-
-
-def _resized(height: int, width: int, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Height and width before the crop, with the roundings of torchvision (square) and timm (not square)."""
-    if preprocessing.crop_fraction is None:
-        return preprocessing.size
-    rows, columns = (math.floor(side / preprocessing.crop_fraction) for side in preprocessing.size)
-    if rows == columns:
-        return (int(rows * height / width), rows) if width <= height else (rows, int(rows * width / height))
-    ratio = min(height / rows, width / columns)
-    return round(height / ratio), round(width / ratio)
 
 
 def _bands(source: np.ndarray | Tensor, channels: int) -> list[Image.Image]:

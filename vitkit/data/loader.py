@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,18 +16,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitkit.data.draws import Draw
-from vitkit.data.fetch import BadImages, Fetched, Fetcher
-from vitkit.data.memory import MemoryFetcher, in_memory
+from vitkit.data.fetch import BadImages, Fetched, Fetcher, check_choice, check_sizes
+from vitkit.data.memory import Cache, MemoryFetcher, cached
+from vitkit.data.operations import send
 from vitkit.data.order import Order, Sampling
-from vitkit.data.pipeline import Pipeline, batch_steps, mix_steps
+from vitkit.data.pipeline import UNDRAWN, Pipeline, batch_steps, mix_steps, parse_pipeline
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
+from vitkit.models.configs import as_size
 
 Batch = dict[str, Tensor]
-Cache = Literal["none", "ram"]
 CHUNK = 32  # images that a worker prepares at a time
 AHEAD = 4  # chunks that each worker prepares ahead
-TOGETHER = 4096  # images from memory that are augmented at once: small batches would wait for kernel launches
+# Images from memory that are augmented at once, fewer where they are larger: small batches would wait for
+# kernel launches.
+TOGETHER, TOGETHER_PIXELS = 4096, 4096 * 32 * 32
 
 
 class Loader:
@@ -34,18 +38,20 @@ class Loader:
 
     Labels are int64 (images,), or float (images, classes) where images are mixed or have several labels.
     `batch_size` is global: each of `ranks` processes gets its share of every batch. Images are mixed inside
-    groups of `group` neighbours, so that any share that holds whole groups gives the same pixels.
+    groups of `group` neighbours, so that any share that holds whole groups gives the same pixels; from step
+    `mix_until` on they are not.
     """
 
     def __init__(
         self,
         source: Source,
-        pipeline: Pipeline,
+        pipeline: Pipeline | str,
         *,
         batch_size: int,
         seed: int = 0,
         sampling: Sampling = "shuffle",
         group: int = 8,
+        mix_until: int | None = None,
         rank: int = 0,
         ranks: int = 1,
         device: torch.device | str = "cpu",
@@ -54,10 +60,20 @@ class Loader:
         cache: Cache = "none",
         bad_images: BadImages = "error",
     ) -> None:
-        self.source = in_memory(source) if cache == "ram" else source
+        _check(batch_size, rank, ranks, workers)
+        check_choice("sampling", sampling, Sampling)
+        check_choice("cache", cache, Cache)
+        check_choice("bad_images", bad_images, BadImages)
+        if seed < 0:
+            raise InputError(f"seed is {seed}; expected 0 or more")
+        pipeline = _parsed(pipeline)
+        if pipeline.mix and group < 2:
+            raise InputError(f"group is {group}; images are mixed in groups of 2 or more")
+        self.source = cached(source, cache)
         self.pipeline, self.batch_size, self.seed, self.group = pipeline, batch_size, seed, group
+        self.mix_until = mix_until
         self.first, self.count = _share(batch_size, rank, ranks, group if pipeline.mix else 1)
-        self.device = torch.device(device)
+        self.device = _device(device)
         self.workers, self.start_method = _workers(workers), start_method
         self.order = Order(self.source.labels, self.source.num_classes, seed, sampling)
         self.labels = torch.from_numpy(self.source.labels).to(self.device)
@@ -71,19 +87,31 @@ class Loader:
         "Images left out so far, with what is wrong with each."
         self._batch_steps, self._mix_steps = batch_steps(), mix_steps()
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps it takes to see as many images as there are; the last may reach into the next epoch."""
+        return -(-len(self.source) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        raise InputError(
+            "a loader has no last batch: use loader.steps(start, stop), "
+            f"one epoch is loader.steps(0, loader.steps_per_epoch), here {self.steps_per_epoch:,} steps"
+        )
+
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of one step, prepared here and now."""
+        _check_steps(step, step)
         return self._prepare(range(step, step + 1))[0]
 
     def steps(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches of steps start to stop - 1, the next ones prepared by workers meanwhile."""
+        _check_steps(start, stop)
         parts = Parts(start * self.batch_size + self.first, self.batch_size, self.count, stop - start)
-        direct = self.memory is not None or self.workers == 0
-        fetched = iter(()) if direct else run_workers(self, parts)
-        together = max(1, TOGETHER // self.count) if self.memory is not None else 1
+        fetched = run_workers(self, parts) if self.memory is None else iter(())
+        together = self._together()
         for first in range(start, stop, together):
             began = time.perf_counter()
-            if direct:
+            if self.memory is not None:
                 batches = self._prepare(range(first, min(first + together, stop)))
             else:
                 joined = _join([next(fetched) for _ in range(parts.per_batch)])
@@ -91,6 +119,14 @@ class Loader:
                     batches = self._finish(range(first, first + 1), parts.batch(first - start), joined)
             self.waited_seconds += time.perf_counter() - began
             yield from batches
+
+    def _together(self) -> int:
+        """How many steps are prepared at once."""
+        if self.memory is None:
+            return 1
+        sizes = [as_size(dict(step.arguments)["size"]) for step in self.pipeline.image]
+        largest = max(height * width for height, width in (*sizes, self.memory.images.shape[-2:]))
+        return max(1, min(TOGETHER, TOGETHER_PIXELS // largest) // self.count)
 
     def _prepare(self, steps: range) -> list[Batch]:
         """Return the batches of some steps, prepared in this process."""
@@ -104,13 +140,17 @@ class Loader:
 
     def _finish(self, steps: range, positions: np.ndarray, fetched: Fetched) -> list[Batch]:
         """Augment all images at once, which changes none of them, and mix within each step, on the device."""
+        if fetched.bad and not self.bad:
+            where, message = next(iter(fetched.bad.items()))
+            warnings.warn(f"left out {where}: {message}; loader.bad names all such images", stacklevel=4)
         self.bad |= fetched.bad
         images = fetched.images.to(self.device, non_blocking=True)
         draw = Draw(self.seed, steps.start, positions)
         for place, item in enumerate(self.pipeline.batch):
             function = self._batch_steps[item.name]
             images = function(images, draw.child(f"{place}/{item.name}"), **dict(item.arguments))
-        labels = self.labels[torch.from_numpy(fetched.indices).to(self.device)]
+        [places] = send(self.device, fetched.indices)
+        labels = self.labels[places]
         if self.source.has_several_labels:
             labels = labels.float()
         elif self.pipeline.mix:
@@ -125,7 +165,8 @@ class Loader:
         return [self._mix(Draw(self.seed, step, own), *rest) for step, own, *rest in parts]
 
     def _mix(self, draw: Draw, images: Tensor, labels: Tensor) -> Batch:
-        for place, item in enumerate(self.pipeline.mix):
+        mixes = self.mix_until is None or draw.step < self.mix_until
+        for place, item in enumerate(self.pipeline.mix if mixes else ()):
             function = self._mix_steps[item.name]
             part = draw.child(f"mix/{place}/{item.name}")
             images, labels = function(images, labels, part, group=self.group, **dict(item.arguments))
@@ -138,7 +179,7 @@ class EvaluationLoader:
     def __init__(
         self,
         source: Source,
-        pipeline: Pipeline,
+        pipeline: Pipeline | str,
         *,
         batch_size: int,
         rank: int = 0,
@@ -147,9 +188,15 @@ class EvaluationLoader:
         workers: int | None = None,
         start_method: str | None = None,
     ) -> None:
-        if pipeline.batch or pipeline.mix:
-            raise InputError(f"evaluation takes crops and resizes only; the pipeline is {str(pipeline)!r}")
-        self.source, self.batch_size, self.device = source, batch_size, torch.device(device)
+        pipeline = _parsed(pipeline)
+        steps = (*pipeline.image, *pipeline.batch, *pipeline.mix)
+        if random := [step.name for step in steps if step.name not in UNDRAWN]:
+            raise InputError(
+                f"evaluation takes {', '.join(UNDRAWN)} alone, and {random[0]} isn't among them; the pipeline is "
+                f"{str(pipeline)!r}"
+            )
+        _check(batch_size, rank, ranks, workers)
+        self.source, self.batch_size, self.device = source, batch_size, _device(device)
         self.first, self.stop = rank * len(source) // ranks, (rank + 1) * len(source) // ranks
         self.workers, self.start_method = _workers(workers), start_method
         self.order = None
@@ -255,17 +302,23 @@ def run_workers(loader: Loader | EvaluationLoader, parts: Parts) -> Iterator[Fet
         pin_memory=loader.device.type == "cuda",
         worker_init_fn=_Mark(marks).start,
         multiprocessing_context=loader.start_method if workers else None,
+        generator=torch.Generator(),  # seeds that nothing reads; the global generator stays as it is
     )
+    shape: tuple[int, ...] = ()
     try:
         for item in data:
             if isinstance(item, InputError):
                 raise item
+            shape = shape or item.images.shape
+            check_sizes((shape, item.images.shape))
             yield item
     except RuntimeError as error:
         if "exited unexpectedly" not in str(error):
             raise
         held = [loader.source.where(index) for index in marks.tolist() if index >= 0]
-        raise InputError(f"a data worker died; the workers were on: {', '.join(held)}") from error
+        raise InputError(
+            f"a data worker died; the workers were on: {', '.join(held) or 'nothing yet'}"
+        ) from error
 
 
 @contextmanager
@@ -291,11 +344,41 @@ def _join(parts: list[Fetched]) -> Fetched:
     )
 
 
+def _check_steps(start: int, stop: int) -> None:
+    if not 0 <= start <= stop:
+        raise InputError(f"steps count from 0 on, forwards; got {start} to {stop}")
+
+
+def _check(batch_size: int, rank: int, ranks: int, workers: int | None) -> None:
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}; expected 1 or more")
+    if not 0 <= rank < ranks:
+        raise InputError(f"rank is {rank} of {ranks} ranks; expected 0 to {ranks - 1}")
+    if workers is not None and workers < 0:
+        raise InputError(f"workers is {workers}; expected 0 or more")
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device is {device!r}; expected cpu, cuda or mps") from None
+
+
+def _parsed(pipeline: Pipeline | str) -> Pipeline:
+    return parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+
+
 def _share(batch_size: int, rank: int, ranks: int, group: int) -> tuple[int, int]:
     """Return where a rank's images start in a batch and how many they are: whole groups for every rank."""
-    if batch_size < 1 or batch_size % (ranks * group):
-        groups = f" groups of {group}" if group > 1 else " images"
-        raise InputError(f"a batch of {batch_size} can't be shared by {ranks} ranks in whole{groups}")
+    if batch_size % (ranks * group):
+        words = (
+            f"groups of {group}, which mix among themselves: change batch_size or group"
+            if group > 1
+            else "images"
+        )
+        whose = f" for each of {ranks} ranks" if ranks > 1 else ""
+        raise InputError(f"a batch of {batch_size} can't be cut{whose} into whole {words}")
     count = batch_size // ranks
     return rank * count, count
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.data.crops import Interpolation
-from vitkit.data.decode import decode
+from vitkit.data.crops import Interpolation, RandomInterpolation, central_crop, covering, fitting
+from vitkit.data.decode import read_pixels
 from vitkit.data.draws import Draw
+from vitkit.data.operations import send
 from vitkit.data.pipeline import Step
 from vitkit.data.sources.source import Picture, Source
 from vitkit.errors import InputError
 from vitkit.models.configs import Size, as_size
 
 TRIES = 10
+Cache = Literal["none", "ram", "device"]
 
 
 class MemoryFetcher:
@@ -33,7 +36,8 @@ class MemoryFetcher:
 
     def __call__(self, indices: np.ndarray, draw: Draw) -> Tensor:
         """Return uint8 (images, channels, height, width)."""
-        images = self.images[torch.from_numpy(indices).to(self.images.device)]
+        [places] = send(self.images.device, indices)
+        images = self.images[places]
         for place, step in enumerate(self.steps):
             function = BATCHED[step.name]
             images = function(images, draw.child(f"crop/{place}"), **dict(step.arguments))
@@ -41,33 +45,49 @@ class MemoryFetcher:
 
 
 class Decoded(Source):
-    """A source whose pictures are decoded once and kept: as one array where they have one size."""
+    """A source whose pictures are decoded once and kept; what can't be read is an error when it is read."""
 
-    def __init__(self, source: Source, pictures: list[np.ndarray]) -> None:
+    def __init__(self, source: Source, pictures: list[np.ndarray | InputError]) -> None:
         self.source, self.pictures = source, pictures
         self.name, self.split, self.class_names = source.name, source.split, source.class_names
         self.labels = source.labels
-        if len({picture.shape for picture in pictures}) == 1:
-            self.images = np.stack(pictures)
-            self.pictures = list(self.images)
 
     def read(self, index: int) -> Picture:
-        return self.pictures[index]
+        picture = self.pictures[index]
+        if isinstance(picture, InputError):
+            raise picture
+        return picture
 
     def where(self, index: int) -> str:
         return self.source.where(index)
 
 
-def in_memory(source: Source) -> Source:
-    """Return a source with every picture decoded, by threads."""
-    if source.images is not None:
+def cached(source: Source, cache: Cache) -> Source:
+    """Return a source as it is kept: read each time, decoded in memory, or as one array, which lives on the device."""
+    if cache == "none" or source.images is not None:
         return source
+    decoded = in_memory(source)
+    if cache == "device":
+        pictures = [
+            np.asarray(decoded.read(index)) for index in range(len(decoded))
+        ]  # raises what can't be read
+        if len(shapes := {picture.shape for picture in pictures}) > 1:
+            sizes = " and ".join("x".join(map(str, shape[:2])) for shape in sorted(shapes)[:2])
+            raise InputError(
+                f"cache=device keeps images of one size, {source.name} has {sizes}: take cache=ram, or resize them"
+            )
+        decoded.images = np.stack(pictures)
+    return decoded
 
-    def decoded(index: int) -> np.ndarray:
+
+def in_memory(source: Source) -> Decoded:
+    """Return a source with every picture decoded, by threads."""
+
+    def decoded(index: int) -> np.ndarray | InputError:
         try:
-            return np.ascontiguousarray(decode(source.read(index)).permute(1, 2, 0).numpy())
+            return np.ascontiguousarray(read_pixels(source, index).permute(1, 2, 0).numpy())
         except InputError as error:
-            raise InputError(f"{source.where(index)}: {error}") from None
+            return error
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return Decoded(source, list(pool.map(decoded, range(len(source)))))
@@ -81,7 +101,7 @@ def inception_crop(
     area_max: float = 1.0,
     ratio_min: float = 3 / 4,
     ratio_max: float = 4 / 3,
-    interpolation: Interpolation = "bilinear",
+    interpolation: RandomInterpolation = "bilinear",
 ) -> Tensor:
     """Cut out a random box of each image by share of the area and ratio of the sides, and resize it."""
     height, width = images.shape[-2:]
@@ -99,7 +119,9 @@ def inception_crop(
     top = np.floor(np.where(found, random[rows, 2, first], 0.5) * (height - box_height + 1))
     left = np.floor(np.where(found, random[rows, 3, first], 0.5) * (width - box_width + 1))
     boxes = np.stack([top, left, box_height, box_width], axis=1)
-    return resample_boxes(images, boxes, as_size(size), interpolation)
+    if interpolation == "random":
+        return resample_boxes(images, boxes, as_size(size), draw.uniform("interpolation")[:, 0] < 0.5)
+    return resample_boxes(images, boxes, as_size(size), np.full(len(images), interpolation == "bicubic"))
 
 
 def resize(images: Tensor, draw: Draw, size: Size, interpolation: Interpolation = "bilinear") -> Tensor:
@@ -110,47 +132,52 @@ def resize(images: Tensor, draw: Draw, size: Size, interpolation: Interpolation 
     return floats.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def resize_small(images: Tensor, draw: Draw, size: int, interpolation: Interpolation = "bilinear") -> Tensor:
-    """Resize so that the shorter side has this length, the ratio of the sides kept."""
-    height, width = images.shape[-2:]
-    short = min(height, width)
-    return resize(images, draw, (int(size * height / short), int(size * width / short)), interpolation)
-
-
-def central_crop(images: Tensor, draw: Draw, size: Size) -> Tensor:
-    """Cut out the centre."""
-    height, width = _fitting(images, as_size(size), "central_crop")
-    top, left = round((images.shape[-2] - height) / 2), round((images.shape[-1] - width) / 2)
-    return images[:, :, top : top + height, left : left + width]
+def resize_small(images: Tensor, draw: Draw, size: Size, interpolation: Interpolation = "bilinear") -> Tensor:
+    """Resize so that the shorter side has this length, or that a box of this size is just covered; the ratio stays."""
+    return resize(images, draw, covering(images.shape[-2], images.shape[-1], size), interpolation)
 
 
 def random_crop(images: Tensor, draw: Draw, size: Size) -> Tensor:
     """Cut out a box at a random place of each image."""
-    height, width = _fitting(images, as_size(size), "random_crop")
+    height, width = fitting(images, size, "random_crop")
     random = draw.uniform("random", 2)
     top = np.floor(random[:, 0] * (images.shape[-2] - height + 1)).astype(np.int64)
     left = np.floor(random[:, 1] * (images.shape[-1] - width + 1)).astype(np.int64)
-    rows = torch.from_numpy(top[:, None] + np.arange(height)).to(images.device)  # (images, height)
-    columns = torch.from_numpy(left[:, None] + np.arange(width)).to(images.device)
+    rows, columns = send(images.device, top[:, None] + np.arange(height), left[:, None] + np.arange(width))
     batch = torch.arange(len(images), device=images.device)
     return images.permute(0, 2, 3, 1)[batch[:, None, None], rows[:, :, None], columns[:, None, :]].permute(
         0, 3, 1, 2
     )
 
 
-def resample_boxes(
-    images: Tensor, boxes: np.ndarray, size: tuple[int, int], interpolation: Interpolation
-) -> Tensor:
-    """Resize one box (top, left, height, width) of each image, antialiased: two matrix products per image."""
-    device = images.device
-    places = torch.from_numpy(boxes.astype(np.float32)).to(device)
-    rows = _weights(places[:, 0], places[:, 2], images.shape[-2], size[0], interpolation)
-    columns = _weights(places[:, 1], places[:, 3], images.shape[-1], size[1], interpolation)
-    mixed = rows[:, None] @ images.float() @ columns[:, None].transpose(-2, -1)
+def resample_boxes(images: Tensor, boxes: np.ndarray, size: tuple[int, int], cubic: np.ndarray) -> Tensor:
+    """Resize one box (top, left, height, width) of each image, antialiased: two matrix products per image.
+
+    cubic: which images are resized bicubically, the others bilinearly; bool (images,).
+    """
+    places, is_cubic = send(images.device, boxes.astype(np.float32), cubic)
+    kernel = _kernel(cubic, is_cubic[:, None, None])
+    rows = _weights(places[:, 0], places[:, 2], images.shape[-2], size[0], kernel)
+    columns = _weights(places[:, 1], places[:, 3], images.shape[-1], size[1], kernel)
+    with _full_precision(images.device):
+        mixed = rows[:, None] @ images.float() @ columns[:, None].transpose(-2, -1)
     return mixed.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _weights(start: Tensor, length: Tensor, old: int, new: int, interpolation: Interpolation) -> Tensor:
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Multiply in float32, so that the pixels don't depend on autocast or on what training allows for products."""
+    products = getattr(torch.backends, "cuda" if device.type == "cuda" else "mkldnn").matmul
+    before = products.fp32_precision
+    products.fp32_precision = "ieee"
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        products.fp32_precision = before
+
+
+def _weights(start: Tensor, length: Tensor, old: int, new: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
     """Return each image's resampling matrix (images, new, old) for the pixels from start to start + length."""
     scale = (length / new)[:, None, None]
     centre = (torch.arange(new, device=start.device) + 0.5)[
@@ -158,7 +185,7 @@ def _weights(start: Tensor, length: Tensor, old: int, new: int, interpolation: I
     ] * scale  # in the box, from its start
     pixel = torch.arange(old, device=start.device)[None, None, :] + 0.5 - start[:, None, None]
     distance = ((pixel - centre) / scale.clamp(min=1.0)).abs()
-    weights = KERNELS[interpolation](distance)
+    weights = kernel(distance)
     weights = weights * ((pixel > 0) & (pixel < length[:, None, None]))
     return weights / weights.sum(dim=-1, keepdim=True)
 
@@ -167,13 +194,19 @@ def _cubic(distance: Tensor) -> Tensor:
     """Keys' kernel with a = -0.5, as Pillow's and torch's antialiased bicubic."""
     near = (1.5 * distance - 2.5) * distance * distance + 1.0
     far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
-    return torch.where(distance < 1.0, near, torch.where(distance < 2.0, far, torch.zeros(())))
+    return torch.where(distance < 1.0, near, torch.where(distance < 2.0, far, 0.0))
 
 
-KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
-    "bilinear": lambda distance: (1.0 - distance).clamp(min=0.0),
-    "bicubic": _cubic,
-}
+def _linear(distance: Tensor) -> Tensor:
+    return (1.0 - distance).clamp(min=0.0)
+
+
+def _kernel(cubic: np.ndarray, is_cubic: Tensor) -> Callable[[Tensor], Tensor]:
+    if cubic.all() or not cubic.any():
+        return _cubic if cubic.any() else _linear
+    return lambda distance: torch.where(is_cubic, _cubic(distance), _linear(distance))
+
+
 BATCHED: dict[str, Callable[..., Any]] = {
     "inception_crop": inception_crop,
     "resize": resize,
@@ -181,10 +214,3 @@ BATCHED: dict[str, Callable[..., Any]] = {
     "central_crop": central_crop,
     "random_crop": random_crop,
 }
-
-
-def _fitting(images: Tensor, size: tuple[int, int], name: str) -> tuple[int, int]:
-    if images.shape[-2] < size[0] or images.shape[-1] < size[1]:
-        have, want = (f"{height}x{width}" for height, width in (images.shape[-2:], size))
-        raise InputError(f"{name}({want}) needs larger images than {have}: put resize_small before it")
-    return size

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_args
 
 from vitkit.data.images import EXTENSIONS
 from vitkit.data.sources.files import find_files, is_url, without_query
 from vitkit.data.sources.source import Source, match_classes, take
 from vitkit.data.sources.vision import DATA_SETS
-from vitkit.data.spec import DataSpec, parse_spec
-from vitkit.data.splits import Default, choose_split
+from vitkit.data.spec import DataSpec, as_spec
+from vitkit.data.splits import Default, choose_split, listed
 from vitkit.errors import InputError, did_you_mean
 
 BUILT_IN = ("digits", "shapes")
+MANIFEST = "pack.json"
+"What `vit pack` writes beside its shards."
 # Items that only some sources read.
 ITEMS = {"label": ("shapes",), "size": ("shapes",), "root": DATA_SETS, "download": DATA_SETS}
 
 
-def open_data(spec: str | DataSpec, *, default: Default, classes: Sequence[str] | None = None) -> Source:
-    """Return the images that a DATA string names.
+def open_data(
+    data: str | os.PathLike[str] | DataSpec,
+    *,
+    default: Default = "train",
+    classes: Sequence[str] | None = None,
+    tolerate: bool = False,
+) -> Source:
+    """Return the images that a DATA string or a path names.
 
-    default: which split a spec without one means: train, or for measuring test, else val.
+    default: which split data without one means: train, or with "measure" test, else val.
     classes: names of classes in the order that labels shall follow, such as a trained model's.
+    tolerate: whether data with faults (a class without images, files that are missing) is opened nonetheless.
     """
-    if isinstance(spec, str):
-        spec = parse_spec(spec)
+    if default not in get_args(Default):
+        raise InputError(
+            f"default is {default!r}; expected 'train' or 'measure': a split is part of the data, as in 'digits:val'"
+        )
+    spec = as_spec(data)
     _check_items(spec)
     source = take(_open(spec, default, classes), spec)
+    if source.faults and not tolerate:
+        raise InputError(source.faults[0])
     return source if classes is None else match_classes(source, classes)
 
 
@@ -38,9 +53,12 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
     if spec.source.startswith("hf-hub:"):
         from vitkit.data.sources.hub import open_hub
 
-        return open_hub(spec, default)
+        return open_hub(spec, default, classes)
     if spec.is_path:
-        return _open_files(spec, default, classes)
+        files = find_files(spec.source)
+        source = _open_files(files, spec, default, classes)
+        source.notes += tuple(_incomplete(files))
+        return source
     if spec.source in BUILT_IN:
         return _open_built_in(spec, default)
     if spec.source in DATA_SETS:
@@ -50,8 +68,9 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
     raise _unknown(spec.source)
 
 
-def _open_files(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> Source:
-    files = find_files(spec.source)
+def _open_files(
+    files: Sequence[str], spec: DataSpec, default: Default, classes: Sequence[str] | None
+) -> Source:
     if os.path.isdir(files[0]):
         from vitkit.data.sources.folder import open_folder
 
@@ -77,11 +96,28 @@ def _open_files(spec: DataSpec, default: Default, classes: Sequence[str] | None)
 
         return open_table(files[0], spec, default)
     if suffix in (".gz", ".tgz", ".zip", ".bz2", ".xz"):
-        raise InputError(f"{files[0]} is compressed, and nothing is unpacked here: unpack it first")
+        raise InputError(
+            f"{files[0]} is compressed, and nothing is unpacked here: unpack it first, a .tar.gz with gunzip"
+        )
     kind = "an image" if suffix in EXTENSIONS else f"a file of kind {suffix or 'unknown'}"
     raise InputError(
         f"{files[0]} is {kind}; data is a folder of class folders, one .csv, .parquet or .tar files"
     )
+
+
+def _incomplete(files: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each folder of shards whose packing was stopped, or of which shards are gone."""
+    for folder in sorted({os.path.dirname(file) for file in files if os.path.isfile(file)}):
+        try:
+            with open(os.path.join(folder, MANIFEST), "rb") as file:
+                manifest = json.load(file)
+            is_complete, shards = manifest["complete"], sorted(manifest["shards"])
+        except (OSError, ValueError, TypeError, KeyError):  # not there, or another program's
+            continue
+        gone = [name for name in shards if not os.path.exists(os.path.join(folder, name))]
+        what = f"without {listed(gone)}" if gone else "" if is_complete else "not packed to the end"
+        if what:
+            yield f"{folder or '.'}: {what}, images are missing; the same `vit pack` goes on"
 
 
 def _open_built_in(spec: DataSpec, default: Default) -> Source:
@@ -107,7 +143,8 @@ def _names(splits: Iterable[str]) -> list[str]:
 
 def _check_items(spec: DataSpec) -> None:
     for item, sources in ITEMS.items():
-        if getattr(spec, item) not in (None, False) and spec.source not in sources:
+        value = getattr(spec, item)
+        if value is not None and value is not False and spec.source not in sources:
             whose = "torchvision's data sets" if sources is DATA_SETS else " and ".join(sources)
             raise InputError(f"data spec '{spec}': {item}= is an item of {whose} only")
     if spec.seed and spec.shots is None:

@@ -5,29 +5,26 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.data.affine import MATRICES, TAPS, Interpolation, Job, sampling_jobs
 from vitkit.data.draws import Draw
+from vitkit.data.masks import fill_where, negative, outside, to_bytes
 from vitkit.errors import InputError
 
-Interpolation = Literal["nearest", "bilinear", "bicubic"]
-Amounts = np.ndarray | Tensor | Sequence[float]
+Amounts = np.ndarray | Tensor | Sequence[float] | float
 Fill = int | tuple[int, ...]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Share of the area that erasing takes, the least ratio of the box's sides, and how many boxes are tried: timm's.
 ERASE_AREA, ERASE_RATIO, ERASE_TRIES = (0.02, 1 / 3), 0.3, 10
-# Input pixels that each direction of an output pixel takes in.
-TAPS: dict[str, int] = {"nearest": 1, "bilinear": 2, "bicubic": 4}
 # Pixels that a CPU works on at a time: their float or index copies stay in the cache.
 CHUNK = 2**20
-# Sums of weights fall short of a whole number by the rounding of float32; Pillow's, in float64, don't.
-EPSILON = 1e-3
 
 
 def invert(images: Tensor, amounts: Amounts = ()) -> Tensor:
@@ -44,7 +41,7 @@ def posterize(images: Tensor, amounts: Amounts) -> Tensor:
 def solarize(images: Tensor, amounts: Amounts) -> Tensor:
     """Invert the values that reach a threshold: 0 inverts all, 256 none."""
     threshold = _column(amounts, images).ceil().clamp_(0, 256).to(torch.int16)
-    return images ^ _negative(threshold - 1 - images.to(torch.int16))
+    return images ^ negative(threshold - 1 - images.to(torch.int16))
 
 
 def solarize_add(images: Tensor, amounts: Amounts) -> Tensor:
@@ -56,7 +53,7 @@ def solarize_add(images: Tensor, amounts: Amounts) -> Tensor:
 
 def brightness(images: Tensor, amounts: Amounts) -> Tensor:
     """Multiply by a factor: 0 gives black, 1 the image itself."""
-    return _to_bytes(images.float().mul_(_column(amounts, images)))
+    return to_bytes(images.float().mul_(_column(amounts, images)))
 
 
 def contrast(images: Tensor, amounts: Amounts) -> Tensor:
@@ -99,7 +96,7 @@ def hue(images: Tensor, amounts: Amounts) -> Tensor:
     turned = sector + 6 * _column(amounts, images).view(-1, 1, 1)
     place = (turned[:, None] + 5 - 2 * torch.arange(3, device=images.device).view(3, 1, 1)).remainder_(6)
     share = torch.minimum(place, 4 - place).clamp_(0, 1)
-    return _to_bytes(high[:, None] - chroma[:, None] * share + 0.5)
+    return to_bytes(high[:, None] - chroma[:, None] * share + 0.5)
 
 
 def autocontrast(images: Tensor, amounts: Amounts = ()) -> Tensor:
@@ -109,7 +106,7 @@ def autocontrast(images: Tensor, amounts: Amounts = ()) -> Tensor:
     levels = torch.arange(256, device=images.device, dtype=dtype)
     scale = torch.full_like(low, 255).div_((high - low).clamp_(min=1))  # 255 / tensor would round twice
     tables = torch.where(high > low, levels * scale + -low * scale, levels)  # (batch, channels, 256)
-    return _look_up(images, _to_bytes(tables))
+    return _look_up(images, to_bytes(tables))
 
 
 def equalize(images: Tensor, amounts: Amounts = ()) -> Tensor:
@@ -190,32 +187,6 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _matrices(amounts: np.ndarray, place: int) -> np.ndarray:
-    """Return identity matrices with the amounts at one place."""
-    result = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(amounts), 1))
-    result[:, place] = amounts
-    return result
-
-
-def _rotations(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
-    cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-    x, y = width / 2, height / 2
-    return np.stack(
-        [cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y], axis=1
-    )
-
-
-# Operations that move pixels: amounts, height and width -> Pillow's six numbers (images, 6).
-# The output pixel (x, y) shows the input at (ax + by + c, dx + ey + f).
-MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
-    "Rotate": _rotations,
-    "ShearX": lambda amounts, height, width: _matrices(amounts, 1),
-    "ShearY": lambda amounts, height, width: _matrices(amounts, 3),
-    "TranslateX": lambda amounts, height, width: _matrices(amounts, 2),
-    "TranslateY": lambda amounts, height, width: _matrices(amounts, 5),
-}
-
-
 class Part(NamedTuple):
     """One operation for some images of a batch."""
 
@@ -227,16 +198,6 @@ class Part(NamedTuple):
     interpolation: Interpolation = "nearest"
 
 
-class _Job(NamedTuple):
-    """What runs on the device: a function of images and arrays with a row for each."""
-
-    run: Callable[..., Tensor]
-    rows: np.ndarray
-    arrays: tuple[np.ndarray, ...]
-    memory: int = 1
-    "How much more it takes than others."
-
-
 def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
     """Return the images with each part's operation done to its rows; a row may be in one part, or in none."""
     if images.ndim != 4 or images.dtype != torch.uint8:
@@ -246,7 +207,7 @@ def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
         )
     height, width = images.shape[-2:]
     jobs = [
-        _Job(functools.partial(_direct, part.name), part.rows, (part.amounts.astype(np.float32),))
+        Job(functools.partial(_direct, part.name), part.rows, (part.amounts.astype(np.float32),))
         for part in parts
         if part.name not in MATRICES and len(part.rows)
     ]
@@ -255,16 +216,18 @@ def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
         rows = np.concatenate([part.rows for part in moved])
         matrices = np.concatenate([MATRICES[part.name](part.amounts, height, width) for part in moved])
         taps = np.concatenate([np.full(len(part.rows), TAPS[part.interpolation]) for part in moved])
-        jobs += _sampling(rows, matrices, taps, height, width)
+        jobs += sampling_jobs(rows, matrices, taps, height, width)
     return _run(images, jobs, fill)
 
 
-def _run(images: Tensor, jobs: Sequence[_Job], fill: Fill) -> Tensor:
+def _run(images: Tensor, jobs: Sequence[Job], fill: Fill) -> Tensor:
     """Sort the images by job, run each job on its own, and put all back in their places."""
     if not jobs:
         return images
-    rest = np.setdiff1d(np.arange(len(images)), np.concatenate([job.rows for job in jobs]))
-    order = np.concatenate([*(job.rows for job in jobs), rest])
+    rows = np.concatenate([job.rows for job in jobs])
+    is_left = np.ones(len(images), bool)
+    is_left[rows] = False
+    order = np.concatenate([rows, np.flatnonzero(is_left)])
     assert len(order) == len(images), "an image is in two parts"
     colour = np.array(_per_channel(fill, images.shape[1])).astype(np.uint8).reshape(1, -1, 1, 1)
     arrays = (array for job in jobs for array in job.arrays)
@@ -381,7 +344,7 @@ def erase(
     seeds = (draw.uniform("noise")[rows, 0] * 2.0**53).astype(np.int64)
     tables = send(images.device, np.clip(levels, 0, 255).astype(np.uint8))[0]
     return _run(
-        images, [_Job(functools.partial(_paint_noise, tables), rows, (boxes, seeds), memory=4)], fill=0
+        images, [Job(functools.partial(_paint_noise, tables), rows, (boxes, seeds), memory=4)], fill=0
     )
 
 
@@ -425,6 +388,12 @@ def _direct(name: str, images: Tensor, amounts: Tensor, fill: Tensor) -> Tensor:
 
 def _one(name: str, images: Tensor, amounts: Amounts, fill: Fill, interpolation: Interpolation) -> Tensor:
     amounts = amounts.cpu().numpy() if isinstance(amounts, Tensor) else np.asarray(amounts)
+    if not amounts.ndim:
+        amounts = np.full(len(images), amounts)
+    if len(amounts) != len(images):
+        raise InputError(
+            f"{name}: {len(amounts)} amounts for {len(images)} images; give one, or one for each"
+        )
     return apply(images, [Part(name, np.arange(len(images)), amounts, interpolation)], fill)
 
 
@@ -452,27 +421,11 @@ def _per_channel(values: float | tuple[float, ...], channels: int) -> tuple[floa
 
 def _fill(fill: Fill, images: Tensor) -> Tensor:
     colour = np.array(_per_channel(fill, images.shape[1])).astype(np.uint8)
-    return torch.from_numpy(colour).view(1, -1, 1, 1).to(images.device)
-
-
-def _negative(values: Tensor) -> Tensor:
-    """Return 255 where int16 values are negative, else 0. Masks are bit operations: on bytes, torch's are many
-    times faster than its comparisons and `where`."""
-    return (values >> 15).to(torch.uint8)
-
-
-def _outside(place: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return 255 where a place isn't from low to high - 1, else 0; all int16."""
-    return _negative((place - low) | (high - 1 - place))
-
-
-def _to_bytes(values: Tensor) -> Tensor:
-    """Clip and cut off the fraction, as Pillow does; the step over int16 is vectorised, the direct cast isn't."""
-    return values.clamp_(0, 255).to(torch.int16).to(torch.uint8)
+    return send(images.device, colour)[0].view(1, -1, 1, 1)
 
 
 def _blend(base: Tensor, values: Tensor, factor: Tensor) -> Tensor:
-    return _to_bytes(values.sub_(base).mul_(factor).add_(base))
+    return to_bytes(values.sub_(base).mul_(factor).add_(base))
 
 
 def _check_colours(images: Tensor) -> None:
@@ -516,8 +469,8 @@ def _paint(images: Tensor, boxes: Tensor, colour: Tensor) -> Tensor:
     """Put a colour, or a picture of the same size, into a box (top, left, bottom, right) of each image."""
     top, left, bottom, right = boxes.to(torch.int16)[:, :, None].unbind(1)  # each (batch, 1)
     y, x = (torch.arange(size, device=images.device, dtype=torch.int16) for size in images.shape[-2:])
-    rows, columns = _outside(y, top, bottom), _outside(x, left, right)
-    return _fill_where(rows[:, None, :, None] | columns[:, None, None, :], colour, images)
+    rows, columns = outside(y, top, bottom), outside(x, left, right)
+    return fill_where(rows[:, None, :, None] | columns[:, None, None, :], colour, images)
 
 
 @functools.cache
@@ -539,141 +492,3 @@ def _paint_noise(tables: Tensor, images: Tensor, boxes: Tensor, seeds: Tensor, f
     shifts = 52 - 13 * (torch.arange(channels, device=images.device) % 4)[:, None]
     places = (words[:, None] >> shifts).bitwise_and_(4095)  # (batch, channels, pixels)
     return _paint(images, boxes, tables.expand(batch, -1, -1).gather(2, places).view(images.shape))
-
-
-def _sampling(
-    rows: np.ndarray, matrices: np.ndarray, taps: np.ndarray, height: int, width: int
-) -> list[_Job]:
-    """Sort moves into jobs: nearest pixel; smooth along rows or columns alone, which is cheap; smooth in the plane."""
-    a, b, c, d, e, f = matrices.T
-    along_x = (taps > 1) & (a == 1) & (d == 0) & (e == 1) & (f == 0)
-    along_y = (taps > 1) & (a == 1) & (b == 0) & (c == 0) & (e == 1) & ~along_x
-    plane = ~along_x & ~along_y
-    jobs = []
-    if (some := taps == 1).any():
-        jobs.append(_Job(_nearest, rows[some], (_fixed_point(matrices[some]),)))
-    if along_x.any():
-        moves = b[along_x, None] * (np.arange(height) + 0.5) + c[along_x, None]
-        slide = functools.partial(_slide, axis=3)
-        jobs.append(_Job(slide, rows[along_x], _slide_arrays(moves, taps[along_x], width)))
-    if along_y.any():
-        moves = d[along_y, None] * (np.arange(width) + 0.5) + f[along_y, None]
-        slide = functools.partial(_slide, axis=2)
-        jobs.append(_Job(slide, rows[along_y], _slide_arrays(moves, taps[along_y], height)))
-    for count in (2, 4):
-        if (some := plane & (taps == count)).any():
-            smooth = functools.partial(_smooth, taps=count)
-            jobs.append(_Job(smooth, rows[some], (matrices[some].astype(np.float32),), memory=4))
-    return jobs
-
-
-def _fixed_point(matrices: np.ndarray) -> np.ndarray:
-    """Return the numbers for pixel corners in 1/65536, rounded as Pillow does, moved by one for the frame of fill."""
-    a, b, c, d, e, f = matrices.T
-    corners = np.stack([a, b, c + (a + b) / 2 + 1, d, e, f + (d + e) / 2 + 1], axis=1)
-    return np.clip(np.floor(corners * 65536 + 0.5), -(2**29), 2**29).astype(np.int32)
-
-
-def _nearest(images: Tensor, numbers: Tensor, fill: Tensor) -> Tensor:
-    """Show at each pixel the input pixel that its matrix names, or fill."""
-    batch, channels, height, width = images.shape
-    framed = fill.expand(batch, channels, height + 2, width + 2).contiguous()
-    framed[:, :, 1:-1, 1:-1] = images
-    a, b, c, d, e, f = numbers[:, :, None, None].unbind(1)  # each (batch, 1, 1)
-    x = torch.arange(width, device=images.device, dtype=torch.int32)
-    y = torch.arange(height, device=images.device, dtype=torch.int32)[:, None]
-    column = (a * x + (b * y + c)).bitwise_right_shift_(16).clamp_(0, width + 1)
-    row = (d * x + (e * y + f)).bitwise_right_shift_(16).clamp_(0, height + 1)
-    index = row.mul_(width + 2).add_(column).long().view(batch, 1, -1).expand(-1, channels, -1)
-    return framed.view(batch, channels, -1).gather(2, index).view(images.shape)
-
-
-def _slide_arrays(moves: np.ndarray, taps: np.ndarray, size: int) -> tuple[np.ndarray, ...]:
-    """Return for each line its first input pixel, four weights, and the first and last output pixel not filled."""
-    whole = np.floor(moves)
-    distance = moves - whole
-    none = np.zeros_like(distance)
-    linear, cubic = np.stack([none, 1 - distance, distance, none]), np.stack(_cubic(distance))
-    weights = np.where((taps == 2)[:, None], linear, cubic).swapaxes(0, 1)  # (images, 4, lines)
-    limits = np.ceil(np.stack([-0.5 - moves, size - 0.5 - moves], axis=1))  # (images, 2, lines)
-    return (
-        np.clip(whole - 1, -size - 3, size).astype(np.int64),
-        weights.astype(np.float32),
-        np.clip(limits, 0, size).astype(np.int16),
-    )
-
-
-def _slide(images: Tensor, first: Tensor, weights: Tensor, limits: Tensor, fill: Tensor, axis: int) -> Tensor:
-    """Move each row (axis 3) or column (axis 2) by a distance of its own, smoothly."""
-    batch, channels, height, width = images.shape
-    size, line = images.shape[axis], (-1 if axis == 3 else -2)
-    steps = torch.arange(size + 3, device=images.device)
-    if axis == 3:
-        index = (first[:, :, None] + steps).clamp_(0, width - 1)
-        index += torch.arange(0, height * width, width, device=images.device)[:, None]
-    else:
-        index = (first[:, None] + steps[:, None]).clamp_(0, height - 1).mul_(width)
-        index += torch.arange(width, device=images.device)
-    values = images.view(batch, channels, -1).gather(2, index.view(batch, 1, -1).expand(-1, channels, -1))
-    values = values.float().view(batch, channels, *index.shape[1:])
-    share = weights[:, :, None].unsqueeze(line)  # (batch, 4, 1, height, 1) or (batch, 4, 1, 1, width)
-    result = values.narrow(axis, 0, size) * share[:, 0]
-    for tap in range(1, 4):
-        result.addcmul_(values.narrow(axis, tap, size), share[:, tap])
-    low, high = limits[:, :, None].unsqueeze(line).unbind(1)
-    place = (steps[:size] if axis == 3 else steps[:size, None]).to(torch.int16)
-    return _fill_where(_outside(place, low, high), _to_bytes(result.add_(EPSILON)), fill)
-
-
-def _smooth(images: Tensor, matrices: Tensor, fill: Tensor, taps: int) -> Tensor:
-    """Show at each pixel the weighted input around the place that its matrix names, or fill."""
-    height, width = images.shape[-2:]
-    a, b, c, d, e, f = matrices[:, :, None, None].unbind(1)  # each (batch, 1, 1)
-    x = torch.arange(width, device=images.device) + 0.5
-    y = (torch.arange(height, device=images.device) + 0.5)[:, None]
-    column, row = a * x + (b * y + c), d * x + (e * y + f)  # (batch, height, width)
-    outside = _outside_plane(column, width) | _outside_plane(row, height)
-    if taps == 2:
-        grid = torch.stack([column.mul_(2 / width).sub_(1), row.mul_(2 / height).sub_(1)], dim=-1)
-        result = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
-    else:
-        result = _sample_cubic(images, column.sub_(0.5), row.sub_(0.5))
-    return _fill_where(outside[:, None], _to_bytes(result.add_(EPSILON)), fill)
-
-
-def _sample_cubic(images: Tensor, column: Tensor, row: Tensor) -> Tensor:
-    """Return the bicubic values at places (batch, height, width); torch's grid_sample has another kernel."""
-    batch, channels, height, width = images.shape
-    column, row = column.clamp_(-1, width - 0.5), row.clamp_(-1, height - 0.5)
-    left, above = column.floor(), row.floor()
-    framed = F.pad(images.float(), (2, 2, 2, 2), mode="replicate").view(batch, channels, -1)
-    wide = width + 4
-    index = (above.int() + 1).mul_(wide).add_(left.int() + 1).long()  # from float to int64 is a slow cast
-    index = index.view(batch, 1, -1).expand(-1, channels, -1)
-    reach = framed.shape[2] - 3 * (wide + 1)  # of the first tap's view; the last one's ends with the frame
-    across, down = _cubic(column - left), _cubic(row - above)
-    result = torch.zeros(images.shape, device=images.device)
-    for j in range(4):
-        line = torch.zeros_like(result)
-        for i in range(4):
-            tap = framed[:, :, j * wide + i :][:, :, :reach].gather(2, index)
-            line.addcmul_(tap.view(images.shape), across[i][:, None])
-        result.addcmul_(line, down[j][:, None])
-    return result
-
-
-def _outside_plane(place: Tensor, size: int) -> Tensor:
-    """Return 255 where a place isn't from 0 up to size, else 0."""
-    pixel = place.floor().clamp_(-1, size).to(torch.int16)
-    return _negative(pixel | (size - 1 - pixel))
-
-
-def _cubic(distance: Any) -> list[Any]:
-    """Return the weights of the two pixels before and the two after: Keys' kernel with a = -1, which is Pillow's."""
-    square, cube = distance**2, distance**3
-    return [2 * square - cube - distance, cube - 2 * square + 1, square + distance - cube, cube - square]
-
-
-def _fill_where(mask: Tensor, images: Tensor, others: Tensor) -> Tensor:
-    """Return others where the mask is 255, and images where it is 0."""
-    return images ^ ((images ^ others) & mask)

@@ -34,9 +34,13 @@ class Order:
         return self._balanced(positions) if self.sampling == "balanced" else self._shuffled(positions)
 
     def replacement(self, position: int, attempt: int) -> int:
-        """Return another image's index for a position whose image can't be read."""
-        word = bits(self.seed, f"replacement/{attempt}", np.array([position]))[0, 0]
-        return int(word % np.uint64(self.length))
+        """Return another image's index for a position whose image can't be read: balanced, of the same class."""
+        place = np.array([position])
+        word = int(bits(self.seed, f"replacement/{attempt}", place)[0, 0])
+        if self.sampling == "shuffle":
+            return word % self.length
+        members = self.classes[self._walk(place, len(self.classes), "classes")[0]]
+        return int(members[word % len(members)])
 
     def _shuffled(self, positions: np.ndarray) -> np.ndarray:
         """Each epoch is a permutation of its own: every image once."""

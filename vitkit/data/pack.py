@@ -9,31 +9,31 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from vitkit.data.fetch import BadImages
-from vitkit.data.images import FORMATS, read_image
-from vitkit.data.open import open_data
+from vitkit.data.fetch import BadImages, check_choice
+from vitkit.data.images import FORMATS, ORIENTATION, read_image
+from vitkit.data.open import MANIFEST, open_data
 from vitkit.data.parts import Progress, Unreadable, open_splits, work_through, written_whole
 from vitkit.data.sources.files import find_files, is_url
 from vitkit.data.sources.labels import parse_names
-from vitkit.data.sources.source import Picture, Source, Subset, match_classes
-from vitkit.data.spec import DataSpec, parse_spec
+from vitkit.data.sources.source import Picture, Source, Subset, match_classes, read_file
+from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import MADE
 from vitkit.errors import InputError
 
 Format = Literal["tar", "parquet"]
-MANIFEST = "pack.json"
 ROW_GROUP = 100
 "Rows of a parquet file that are read at once; as many as the hub's library writes."
 # Formats of files that may be kept as they are, and their suffixes.
 KEPT = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 _SHARD = re.compile(r"[^/]+-\d{6}\.(tar|parquet)")
-_ORIENTATION = 0x0112  # EXIF tag
+_LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # of a run that was killed
 
 
 class Packed(NamedTuple):
@@ -61,7 +61,7 @@ class Shard(NamedTuple):
 
 
 def pack(
-    source: str | DataSpec,
+    source: str | os.PathLike[str] | DataSpec,
     target: str | os.PathLike[str],
     *,
     size: int = 256,
@@ -77,8 +77,9 @@ def pack(
     size: the shorter side that larger images get; others keep their pixels.
     quality: of the JPEGs that shrunk images become.
     """
-    spec = parse_spec(source) if isinstance(source, str) else source
+    spec = as_spec(source)
     _check_settings(size, to, images_per_shard, quality)
+    check_choice("bad_images", bad_images, BadImages)
     folder = Path(target).expanduser()
     _keep_apart(spec, folder)
     sources, notes = _open(spec)
@@ -90,23 +91,26 @@ def pack(
     settings = {"to": to, "size": size, "quality": quality, "images_per_shard": images_per_shard}
     content = {part.split: _content_key(part, spec) for part in sources}
     manifest = {"source": str(spec), "settings": settings, "content": content, "complete": False}
-    records = _start(folder, manifest, names, force)
-    for entry in _unreadable(records):
-        _refuse(entry, bad_images)
-    todo = [shard for shard in _plan(sources, to, images_per_shard) if shard.name not in records]
-    resumed, total, done = len(records), sum(len(shard.indices) for shard in todo), 0
+    lines = _lines(names)
+    with _alone_in(folder):
+        records = _start(folder, manifest, lines, force)
+        resumed = len(records)
+        for entry in _unreadable(records):
+            _refuse(entry, bad_images)
+        todo = [shard for shard in _plan(sources, to, images_per_shard) if shard.name not in records]
+        total, done = sum(len(shard.indices) for shard in todo), 0
 
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if progress:
-            progress(done, total)
+        def step() -> None:
+            nonlocal done
+            done += 1
+            if progress:
+                progress(done, total)
 
-    for shard in todo:
-        records[shard.name] = _write(shard, folder, settings, bad_images, step)
-        _write_manifest(folder, {**manifest, "shards": records})
-    records = dict(sorted(records.items()))
-    _write_manifest(folder, {**manifest, "complete": True, "shards": records})
+        for shard in todo:
+            records[shard.name] = _write(shard, folder, settings, bad_images, step)
+            _write_manifest(folder, {**manifest, "shards": records})
+        records = dict(sorted(records.items()))
+        _write_manifest(folder, {**manifest, "complete": True, "shards": records})
     return {
         "source": str(spec),
         "target": str(folder),
@@ -129,7 +133,7 @@ def shrink(picture: Picture, size: int, quality: int) -> Packed:
     if isinstance(picture, np.ndarray):
         data, image = None, Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
     else:
-        data = picture if isinstance(picture, bytes) else _read(picture)
+        data = picture if isinstance(picture, bytes) else read_file(picture)
         image = read_image(data)
     short = min(image.size)
     if short <= size and data is not None and (suffix := _kept_suffix(data)):
@@ -228,8 +232,8 @@ def _keep_apart(spec: DataSpec, folder: Path) -> None:
 
 def _open(spec: DataSpec) -> tuple[list[Source], list[str]]:
     """Return the splits to pack, their labels by the classes of the first, and notes."""
-    sources = open_splits(spec) if spec.split is None else [open_data(spec, default="train")]
-    notes = list(dict.fromkeys(note for source in sources for note in source.notes))
+    sources = open_splits(spec) if spec.split is None else [open_data(spec, tolerate=True)]
+    notes = list(dict.fromkeys(note for source in sources for note in (*source.notes, *source.faults)))
     others = [source.split for source in sources if source.split not in MADE]
     if spec.split is None and others:
         sources = [source for source in sources if source.split in MADE]
@@ -259,11 +263,50 @@ def _plan(sources: Iterable[Source], to: Format, images_per_shard: int) -> Itera
             yield Shard(name, source, every[start : start + images_per_shard])
 
 
-def _start(folder: Path, manifest: dict[str, Any], names: Sequence[str], force: bool) -> dict[str, Any]:
-    """Make the folder ready, and return the records of the shards that are there already."""
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep a second `vit pack` out of it."""
+    if folder.exists() and not folder.is_dir():
+        raise _not_ours(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make {folder}: {error.strerror}") from None
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another `vit pack` writes into {folder}: wait for it, or give another folder"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(lock)
+
+
+def _not_ours(folder: Path) -> InputError:
+    return InputError(f"{folder} is there and was not made by `vit pack`: give a new folder")
+
+
+def _lines(names: Sequence[str]) -> bytes:
+    """Return what classes.txt holds."""
     lines = "".join(f"{name}\n" for name in names).encode()
     if parse_names(lines, "classes.txt") != tuple(names):
         raise InputError("a class name starts or ends with a space, or has a line break: rename the class")
+    return lines
+
+
+def _start(folder: Path, manifest: dict[str, Any], lines: bytes, force: bool) -> dict[str, Any]:
+    """Make the folder ready, and return the records of the shards that are there already."""
+    left = [path for path in folder.iterdir() if _LEFT.fullmatch(path.name)]
     found = _read_manifest(folder)
     records: dict[str, Any] = {}
     if found is not None and found["shards"] and not force:
@@ -274,12 +317,10 @@ def _start(folder: Path, manifest: dict[str, Any], names: Sequence[str], force: 
         for path in folder.iterdir():
             if _SHARD.fullmatch(path.name):
                 path.unlink()
-    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise InputError(f"{folder} is there and was not made by `vit pack`: give a new folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make {folder}: {error.strerror}") from None
+    elif len(list(folder.iterdir())) > len(left):
+        raise _not_ours(folder)
+    for path in left:
+        path.unlink()
     _write_manifest(folder, {**manifest, "shards": records})
     with written_whole(folder / "classes.txt") as part:
         part.write_bytes(lines)
@@ -305,7 +346,7 @@ def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _check_same(found: dict[str, Any], manifest: dict[str, Any], folder: Path) -> None:
-    advice = "give another folder, or --force to pack this one anew"
+    advice = "give another folder, or --force (force=True) to pack this one anew"
     for name, value in manifest["settings"].items():
         before = found["settings"].get(name)
         if before != value:
@@ -353,7 +394,7 @@ def _write(
 def _refuse(entry: Unreadable, bad_images: BadImages) -> None:
     if bad_images == "error":
         raise InputError(
-            f"cannot read {entry.image}: {entry.reason}; --bad-images skip leaves such images out"
+            f"cannot read {entry.image}: {entry.reason}; --bad-images skip (bad_images='skip') leaves such images out"
         )
 
 
@@ -377,8 +418,7 @@ def _content_key(source: Source, spec: DataSpec) -> str:
         inner = inner.source
     if inner.images is not None:
         digest.update(np.ascontiguousarray(inner.images[indices]).data)
-    elif hasattr(inner, "content_keys"):
-        keys = inner.content_keys()
+    elif (keys := inner.content_keys()) is not None:
         for index in indices:
             digest.update(keys[index].encode("utf-8", "surrogateescape"))
     else:
@@ -398,17 +438,10 @@ def _kept_suffix(data: bytes) -> str | None:
         plain = image.mode in ("RGB", "L") and not image.has_transparency_data
         is_moving = getattr(image, "is_animated", False)
         try:
-            upright = image.getexif().get(_ORIENTATION, 1) == 1
+            upright = image.getexif().get(ORIENTATION, 1) == 1
         except Exception:  # broken EXIF data
             upright = False
         return KEPT.get(image.format or "") if plain and upright and not is_moving else None
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
 
 
 def _size(path: Path) -> int | None:

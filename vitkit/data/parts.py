@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,8 +15,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from vitkit.data.open import open_data
-from vitkit.data.sources.source import Picture, Source, Subset, take
+from vitkit.data.sources.source import Picture, Source, take, what_is_wrong
 from vitkit.data.spec import DataSpec
+from vitkit.data.splits import NoSplit
 from vitkit.errors import InputError
 
 Result = TypeVar("Result")
@@ -35,17 +36,24 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-def open_splits(spec: DataSpec) -> list[Source]:
-    """Return every split that a source has, or that is made of it, each with the spec's slice and shots."""
+def open_splits(spec: DataSpec, faults: list[str] | None = None) -> list[Source]:
+    """Return every split that a source has, or that is made of it, each with the spec's slice and shots.
+
+    faults: is told of splits that can't be opened, which is an error otherwise, or where there is no other.
+    """
     whole = replace(spec, start=None, stop=None, shots=None, seed=spec.seed if spec.shots is None else 0)
     found: list[Source] = []
     for split in split_names(whole):
         try:
-            found.append(open_data(replace(whole, split=split), default="train"))
-        except InputError:
-            # Only a split that is made is a subset of what was opened: there are too few images for this one.
-            if not (found and isinstance(found[0], Subset)):
+            found.append(open_data(replace(whole, split=split), tolerate=True))
+        except NoSplit:  # it would be made, and there are too few images for it
+            continue
+        except InputError as error:
+            if faults is None:
                 raise
+            faults.append(str(error))
+    if faults and not found:
+        raise InputError(faults[0])
     return [take(source, replace(spec, split=source.split)) for source in found]
 
 
@@ -53,11 +61,8 @@ def split_names(spec: DataSpec) -> list[str]:
     """Return the names of the splits that a source has, without one that is made of others of them."""
     try:
         open_data(replace(spec, split=_NO_SPLIT), default="train")
-    except InputError as error:
-        answer = re.search(r"has no split '\?'; it has (.*), all$", str(error))
-        if answer is None:
-            raise
-        names = answer[1].split(", ")
+    except NoSplit as error:
+        names = error.available
         return [name for name in names if not (name in JOINT and {*JOINT[name]} <= {*names})]
     raise AssertionError(f"{spec.source} has a split {_NO_SPLIT!r}")
 
@@ -75,7 +80,8 @@ def work_through(
                 picture = source.read(index) if rendered is None else rendered[place]
                 done.append((index, function(picture)))
             except InputError as error:
-                done.append((index, _unreadable(source.where(index), str(error))))
+                where = source.where(index)
+                done.append((index, Unreadable(where, what_is_wrong(where, error))))
         return done
 
     workers = os.cpu_count() or 1
@@ -92,16 +98,12 @@ def work_through(
         pool.shutdown(cancel_futures=True)
 
 
-def _unreadable(where: str, message: str) -> Unreadable:
-    for name in (where, "the image's bytes"):
-        message = message.removeprefix(f"cannot read {name}: ")
-    return Unreadable(where, message)
-
-
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a hidden file to write to, which becomes `path` at the end; after an error nothing is left of it."""
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}.part"
+    )  # another process may write to `path` too
     try:
         yield part
         with open(part, "rb+") as file:

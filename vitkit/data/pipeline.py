@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -21,8 +22,35 @@ IMAGE_STEPS: dict[str, Callable[..., Any]] = {
     "central_crop": crops.central_crop,
     "random_crop": crops.random_crop,
 }
+# Those that leave nothing to chance.
+UNDRAWN = ("resize", "resize_small", "central_crop")
 # Steps after which all images have one size.
 FIXED = ("inception_crop", "resize", "central_crop", "random_crop")
+
+# The least and the greatest value of each argument that is a number, or of each of several numbers.
+ABOVE_0 = math.nextafter(0, 1)
+RANGES: dict[str, tuple[float, float]] = {
+    "size": (1, 65535),
+    "area_min": (0, 1),
+    "area_max": (ABOVE_0, 1),
+    "ratio_min": (ABOVE_0, math.inf),
+    "ratio_max": (ABOVE_0, math.inf),
+    "probability": (0, 1),
+    "switch_probability": (0, 1),
+    "padding": (0, 65535),
+    "layers": (1, 100),
+    "magnitude": (0, 100),
+    "brightness": (0, math.inf),
+    "contrast": (0, math.inf),
+    "saturation": (0, math.inf),
+    "hue": (0, 0.5),
+    "fill": (0, 255),
+    "mean": (0, 1),
+    "std": (0, math.inf),
+    "alpha": (ABOVE_0, math.inf),
+    "mixup_alpha": (0, math.inf),
+    "cutmix_alpha": (0, math.inf),
+}
 
 _STEP = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 _SIZE = re.compile(r"(\d+)x(\d+)")
@@ -36,7 +64,7 @@ class Step:
     arguments: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        written = ",".join(f"{name}={_write(value)}" for name, value in self.arguments)
+        written = ",".join(f"{name}={_write(name, value)}" for name, value in self.arguments)
         return f"{self.name}({written})" if written else self.name
 
 
@@ -93,7 +121,7 @@ def parse_pipeline(text: str) -> Pipeline:
     ]
     found: dict[str, list[Step]] = {stage: [] for stage, _, _ in stages}
     reached = 0
-    for part in filter(None, (part.strip() for part in _split(text, "|"))):
+    for part in (part.strip() for part in _split(text, "|")) if text.strip() else ():
         match = _STEP.fullmatch(part)
         if match is None:
             raise InputError(f"pipeline {text!r}: {part!r} is no step; expected name or name(arguments)")
@@ -131,13 +159,55 @@ def _bind(name: str, function: Callable[..., Any], text: str, given: tuple[str, 
         if key in arguments:
             raise InputError(f"{name} is given {key} twice")
         try:
-            arguments[key] = convert(_value(value.strip()), hints[key])
-        except TypeError:
-            raise InputError(f"{name}: {key} is {value.strip()!r}; expected {describe(hints[key])}") from None
+            arguments[key] = _convert(key, value.strip(), hints[key])
+        except InputError as error:
+            # A second number in a row is most often the other side.
+            is_side = (
+                place == 1 and not equals and isinstance(arguments.get("size"), int) and value.isdecimal()
+            )
+            hint = f"; two sides are {name}({arguments['size']}x{value})" if is_side else ""
+            raise InputError(f"{name}: {error}{hint}") from None
     for item in parameters:
         if item.default is inspect.Parameter.empty and item.name not in arguments:
             raise InputError(f"{name} needs {item.name}, as in {name}({item.name}=...)")
+    _check_together(name, {item.name: item.default for item in parameters} | arguments)
     return Step(name, tuple(arguments.items()))
+
+
+def _convert(name: str, text: str, hint: Any) -> Any:
+    """Return the value of an argument, checked by itself."""
+    try:
+        if name == "size" and "/" in text:
+            raise TypeError
+        value = convert(_value(text), hint)
+    except TypeError:
+        expected = "a side or HEIGHTxWIDTH, such as 224 or 224x160" if name == "size" else describe(hint)
+        raise InputError(f"{name} is {text!r}; expected {expected}") from None
+    if name in RANGES:
+        _check_range(name, value, *RANGES[name])
+    return value
+
+
+def _check_range(words: str, value: Any, low: float, high: float) -> None:
+    for number in value if isinstance(value, tuple) else (value,):
+        if not (low <= number <= high and math.isfinite(number)):
+            least = "above 0" if low == ABOVE_0 else f"{low:g} or more"
+            most = "" if high == math.inf else f", {high:g} at most"
+            raise InputError(f"{words} is {number}; expected {least}{most}")
+
+
+def _check_together(name: str, values: Mapping[str, Any]) -> None:
+    """Check what one argument alone doesn't tell."""
+    for word in ("area", "ratio"):
+        low, high = values.get(f"{word}_min", 0), values.get(f"{word}_max", 0)
+        if low > high:
+            raise InputError(f"{name}: {word}_min is {low:g}, above {word}_max, {high:g}")
+    if name == "mix" and not values["mixup_alpha"] and not values["cutmix_alpha"]:
+        raise InputError("mix: both alphas are 0; give mixup_alpha or cutmix_alpha, or leave mix out")
+    if name == "timm_randaugment":
+        from vitkit.data.policies import parse_timm
+
+        parse_timm(values["text"])
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -157,6 +227,8 @@ def _value(text: str) -> Any:
         return int(text)
     if match := _SIZE.fullmatch(text):
         return int(match[1]), int(match[2])
+    if "/" in text:
+        return tuple(map(_value, text.split("/")))
     if text in ("true", "false"):
         return text == "true"
     try:
@@ -165,7 +237,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _write(value: Any) -> str:
+def _write(name: str, value: Any) -> str:
     if isinstance(value, tuple):
-        return "x".join(map(str, value))
+        return ("x" if name == "size" else "/").join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,7 +20,7 @@ from vitkit.data.open import open_data
 from vitkit.data.parts import JOINT, Progress, Unreadable, open_splits, work_through
 from vitkit.data.sheet import count_classes, spread, write_sheet
 from vitkit.data.sources.source import Picture, Source
-from vitkit.data.spec import DataSpec, parse_spec
+from vitkit.data.spec import DataSpec, as_spec
 from vitkit.errors import InputError
 
 
@@ -50,9 +50,9 @@ class Part:
 
 
 def data(
-    spec: str | DataSpec,
+    spec: str | os.PathLike[str] | DataSpec,
     *,
-    against: str | DataSpec | None = None,
+    against: str | os.PathLike[str] | DataSpec | None = None,
     images: int | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -64,18 +64,20 @@ def data(
     images: read at most so many of each split, evenly spread.
     out: PNG to draw some images of each class on.
     """
-    spec = parse_spec(spec) if isinstance(spec, str) else spec
+    spec = as_spec(spec)
     if images is not None and images < 1:
         raise InputError(f"images is {images}; expected 1 or more")
     sheet = None if out is None else _target(Path(out).expanduser(), force)
+    opened, faults = _open(spec)
+    faults += [fault for source, is_shown in opened if is_shown for fault in source.faults]
     parts = [
-        Part(source, is_shown, spread(len(source), images or len(source))) for source, is_shown in _open(spec)
+        Part(source, is_shown, spread(len(source), images or len(source))) for source, is_shown in opened
     ]
     shown = [part for part in parts if part.is_shown]
     other = None
     if against is not None:
-        against = parse_spec(against) if isinstance(against, str) else against
-        source = open_data(against, default="measure")
+        against = as_spec(against)
+        source = open_data(against, default="measure", tolerate=True)
         against = replace(against, split=source.split)
         other = Part(source, False, spread(len(source), images or len(source)))
     everything = [*parts, other] if other else parts
@@ -86,6 +88,7 @@ def data(
         "data": str(spec),
         "num_classes": shown[0].source.num_classes,
         "splits": [_describe(part) for part in shown],
+        "faults": faults,
         "compared": [part.source.split for part in parts if not part.is_shown],
         "duplicates": _duplicates(parts),
         "against": other and _found(other, shown, str(against)),
@@ -94,19 +97,21 @@ def data(
     }
 
 
-def _open(spec: DataSpec) -> list[tuple[Source, bool]]:
-    """Return the splits to report on, or the one that is asked for and, marked False, those to compare it with."""
+def _open(spec: DataSpec) -> tuple[list[tuple[Source, bool]], list[str]]:
+    """Return the splits to report on, or the one that is asked for and, marked False, those to compare it with.
+
+    Beside them: what is wrong with splits that can't be opened.
+    """
+    faults: list[str] = []
     if spec.split is None:
-        return [(source, True) for source in open_splits(spec)]
-    asked = open_data(spec, default="train")
+        return [(source, True) for source in open_splits(spec, faults)], faults
+    asked = open_data(spec, tolerate=True)
     if asked.split == "all":
-        return [(asked, True)]
+        return [(asked, True)], faults
     whole = replace(spec, split=None, start=None, stop=None, shots=None, seed=0)
     inside = (asked.split, *JOINT.get(asked.split, ()))
-    others = [source for source in open_splits(whole) if source.split not in inside]
-    if asked.split == "train":
-        return [(asked, True), *((source, False) for source in others)]
-    return [*((source, False) for source in others), (asked, True)]
+    others = [(source, False) for source in open_splits(whole, faults) if source.split not in inside]
+    return ([(asked, True), *others] if asked.split == "train" else [*others, (asked, True)]), faults
 
 
 def _read(parts: Sequence[Part], progress: Progress | None) -> None:
@@ -149,11 +154,13 @@ def _describe(part: Part) -> dict[str, Any]:
         "split": source.split,
         "images": len(source),
         "labels": int(counts.sum()),
+        "several_labels": source.has_several_labels,
+        "unlabelled": int(np.count_nonzero(~source.labels.any(1))) if source.has_several_labels else 0,
         "classes": classes,
         "smallest": {"class": smallest, "images": classes[smallest]},
         "largest": {"class": largest, "images": classes[largest]},
         "balance": _balance(counts),
-        "read": len(part.indices),
+        "read": len(looks),
         "unreadable": [entry._asdict() for entry in part.unreadable],
         "height": _range([look.height for look in looks]),
         "width": _range([look.width for look in looks]),
@@ -164,8 +171,8 @@ def _describe(part: Part) -> dict[str, Any]:
 
 def _balance(counts: np.ndarray) -> float:
     """Return the entropy of the classes' shares over that of even shares: 1 is even, 0 is one class alone."""
-    if len(counts) == 1:
-        return 1.0
+    if np.count_nonzero(counts) < 2:
+        return 0.0
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum() / np.log(len(counts)))
 
@@ -226,7 +233,7 @@ def _found(other: Part, parts: Sequence[Part], name: str) -> dict[str, Any]:
         "data": name,
         "split": other.source.split,
         "images": len(other.source),
-        "read": len(other.indices),
+        "read": len(other.looks),
         "unreadable": [entry._asdict() for entry in other.unreadable],
         "found": len(matches),
         "matches": matches,
@@ -272,5 +279,5 @@ def _target(path: Path, force: bool) -> Path:
             f"cannot write {path}: {'it is a folder' if path.is_dir() else f'no folder {path.parent}'}"
         )
     if path.exists() and not force:
-        raise InputError(f"{path} exists; --force overwrites it")
+        raise InputError(f"{path} exists; --force (force=True) overwrites it")
     return path

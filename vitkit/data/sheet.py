@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitkit.data.decode import decode
 from vitkit.data.parts import Unreadable, work_through, written_whole
 from vitkit.data.sources.source import Picture, Source
+from vitkit.data.splits import counted
 
 TILE = 96
 GAP = 6
@@ -37,7 +38,7 @@ def draw_sheet(source: Source) -> Image.Image:
     width = 2 * MARGIN + NAMES + COLUMNS * (TILE + GAP) - GAP
     sheet = Image.new("RGB", (width, 2 * MARGIN + HEAD + len(rows) * (TILE + GAP) - GAP), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    title = f"{source.name}:{source.split}, {_count(len(source), 'image')}, {_count(every, 'class')}"
+    title = f"{source.name}:{source.split}, {counted(len(source), 'image')}, {counted(every, 'class')}"
     if len(rows) < every:
         title += f", {len(rows)} of them shown"
     draw.text((MARGIN, MARGIN), _cut(title, _font(17), width - 2 * MARGIN), _INK, _font(17))
@@ -102,8 +103,3 @@ def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     while text and font.getlength(f"{text}…") > width:
         text = text[:-1]
     return f"{text}…"
-
-
-def _count(number: int, word: str) -> str:
-    plural = f"{word}es" if word.endswith("s") else f"{word}s"
-    return f"{number:,} {word if number == 1 else plural}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from vitkit.errors import InputError, did_you_mean
 _ITEMS = re.compile(r"(?P<head>.*?)\[(?P<items>[^\[\]]*)\]", re.DOTALL)
 _SLICE = re.compile(r"(?P<start>\d+%?)?:(?P<stop>\d+%?)?")
 _SHOTS = re.compile(r"(\d+)shot")
+_NEARLY_SHOTS = re.compile(r"(\d+)[ _-]?shots?")
 # Items with a value: how it is read, and what to say of it.
 VALUES: dict[str, tuple[type, str]] = {
     "seed": (int, "a whole number"),
@@ -49,7 +51,7 @@ class DataSpec:
     @property
     def is_path(self) -> bool:
         """Whether the source is a file, a folder or a URL."""
-        return self.source.startswith((".", "/", "~")) or "://" in self.source
+        return _is_local(self.source) or "://" in self.source
 
     def __str__(self) -> str:
         items = []
@@ -65,28 +67,49 @@ class DataSpec:
         return f"{self.source}{split}" + (f"[{','.join(items)}]" if items else "")
 
 
+def as_spec(data: str | os.PathLike[str] | DataSpec) -> DataSpec:
+    """Return what a DATA string or a path says; a path needs no './' before it."""
+    if isinstance(data, DataSpec):
+        return data
+    if isinstance(data, str):
+        return parse_spec(data)
+    path = os.fspath(data)
+    return parse_spec(path if _is_local(path) else f"./{path}")
+
+
 def parse_spec(text: str) -> DataSpec:
-    """Return what a DATA string says, or raise InputError."""
+    """Return what a DATA string says, or raise InputError. A path that exists is one, colons and brackets included."""
     if not text:
         raise InputError(
             "the data spec is empty; expected SOURCE[:SPLIT][[ITEM,...]], such as 'digits:train'"
         )
     head, items = text, ""
-    if text.endswith("]"):
+    if text.endswith("]") and not _exists(text):
         match = _ITEMS.fullmatch(text)
         if match is None:
             raise InputError(f"data spec {text!r}: brackets don't match; expected 'SOURCE:SPLIT[ITEM,...]'")
         head, items = match["head"], match["items"]
-    source, split = _split_name(head)
+    source, split = (head, None) if _exists(head) else _split_name(head)
+    if "[" in head.rpartition("]")[2] and not _exists(source):
+        raise InputError(f"data spec {text!r} has a '[' without its ']'; expected 'SOURCE:SPLIT[ITEM,...]'")
     if not source:
         raise InputError(f"data spec {text!r} names no source; expected SOURCE[:SPLIT][[ITEM,...]]")
     fields: dict[str, Any] = {}
     for item in filter(None, (item.strip() for item in items.split(","))):
         for name, value in _item(item, text).items():
             if name in fields:
-                raise InputError(f"data spec {text!r} says {name} twice")
+                what = "has two slices" if name in ("start", "stop") else f"says {name} twice"
+                raise InputError(f"data spec {text!r} {what}")
             fields[name] = value
     return DataSpec(source, split, **fields)
+
+
+def _is_local(source: str) -> bool:
+    return source.startswith((".", "/", "~"))
+
+
+def _exists(text: str) -> bool:
+    return _is_local(text) and os.path.exists(os.path.expanduser(text))
 
 
 def _split_name(head: str) -> tuple[str, str | None]:
@@ -123,6 +146,11 @@ def _item(item: str, text: str) -> dict[str, Any]:
         if kind is str and value:
             return {name: value}
         raise InputError(f"data spec {text!r}: {name}= takes {words}, not {value!r}")
-    hint = did_you_mean(name, VALUES) or ";"
+    if item.startswith("-") or ":-" in item:
+        raise InputError(
+            f"data spec {text!r}: {item!r} counts from the end; slices don't, write such as 90%:"
+        )
+    nearly = _NEARLY_SHOTS.fullmatch(item)
+    hint = f"; did you mean '{nearly[1]}shot'?" if nearly else did_you_mean(name, VALUES) or ";"
     expected = f"a slice (:98%, 100:200), 5shot, or {', '.join(f'{key}=' for key in VALUES)}"
     raise InputError(f"data spec {text!r}: unknown item {item!r}{hint} expected {expected}")

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vitkit.data.cache import content_hashes
-from vitkit.data.sources.source import Source, Subset, stratified_split
+from vitkit.data.cache import UNREADABLE, content_hashes
+from vitkit.data.sources.source import Source, Subset, read_file, stratified_split
 from vitkit.errors import InputError, did_you_mean
 
 Default = Literal["train", "measure"]
 # What folders, files and tables call a split -> its name here.
-WORDS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+WORDS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+}
 # The splits that are made, with their share of each class.
 MADE = {"train": 0.8, "val": 0.1, "test": 0.1}
+
+
+class NoSplit(InputError):
+    """A split that isn't there."""
+
+    def __init__(self, message: str, available: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.available = available
 
 
 def choose_split(
@@ -30,7 +45,7 @@ def choose_split(
         if split == "all" or split in available:
             return split, []
         hint = did_you_mean(split, available) or ";"
-        raise InputError(f"{name} has no split {asked!r}{hint} it has {', '.join(available)}, all")
+        raise NoSplit(f"{name} has no split {asked!r}{hint} it has {', '.join(available)}, all", available)
     wanted = ("train",) if default == "train" else ("test", "val")
     for split in wanted:
         if split in available:
@@ -81,27 +96,28 @@ def choose_files(paths: Sequence[str], asked: str | None, default: Default, name
     return Chosen(chosen, files, groups.get("train", every), False, notes)
 
 
-def make_split(source: Source, split: str, place: str, keys: Callable[[], list[str]]) -> Source:
-    """Return a split of a source that has none, by the contents of its images.
-
-    place: the file or folder that it is in; keys: texts that change when an image does.
-    """
+def make_split(source: Source, split: str, place: str) -> Source:
+    """Return a split of a source that has none, by the contents of its images; `place` is its file or folder."""
     if split == "all":
         return source
-    hashes = content_hashes(os.path.abspath(place), keys(), lambda index: _bytes(source, index))
+    keys = source.content_keys()
+    assert keys is not None
+    hashes = content_hashes(os.path.abspath(place), keys, lambda index: _bytes(source, index))
     # Several labels leave nothing to stratify by: nearly every combination is its own.
     labels = np.zeros(len(source), np.int64) if source.has_several_labels else source.labels
-    test = stratified_split(labels, hashes, MADE["test"])
+    is_readable = hashes != UNREADABLE
+    test = stratified_split(labels, hashes, MADE["test"]) & is_readable
     rest = np.flatnonzero(~test)
     share = MADE["val"] / (1 - MADE["test"])
     val = np.zeros_like(test)
-    val[rest] = stratified_split(labels[rest], hashes[rest], share)
+    val[rest] = stratified_split(labels[rest], hashes[rest], share) & is_readable[rest]
     masks = {"train": ~test & ~val, "val": val, "test": test}
     indices = np.flatnonzero(masks[split])
     if not len(indices):
-        raise InputError(
+        raise NoSplit(
             f"{source.name} has too few images for a split {split!r}: "
-            "add images, or make folders train and val yourself"
+            "add images, or make folders train and val yourself",
+            [name for name, mask in masks.items() if mask.any()],
         )
     part = Subset(source, indices)
     part.split = split
@@ -119,13 +135,14 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
+def counted(number: int, word: str) -> str:
+    """Return a number with its word: 1 image, 2 images, 2 classes."""
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{number:,} {word if number == 1 else plural}"
+
+
 def _bytes(source: Source, index: int) -> bytes:
     picture = source.read(index)
     if isinstance(picture, bytes):
         return picture
-    if isinstance(picture, np.ndarray):
-        return picture.tobytes()
-    try:
-        return Path(picture).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {source.where(index)}: {error.strerror}") from None
+    return picture.tobytes() if isinstance(picture, np.ndarray) else read_file(picture)

@@ -29,6 +29,9 @@ class Tokenizer(nn.Module):
             channels = channels_out
 
     def forward(self, images: Tensor) -> Tensor:
+        images = images.contiguous(
+            memory_format=torch.channels_last
+        )  # tokens come out in order, without a copy
         return self.conv_layers(images).flatten(2).transpose(1, 2)  # (batch, patches, width)
 
 

@@ -41,7 +41,17 @@ class PatchEmbedding(Embedding):
         self.proj = nn.Conv2d(config.channels, config.width, config.patch, config.patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.proj(images).flatten(2).transpose(1, 2)  # (batch, patches, width)
+        patches = cut_patches(images, self.proj.kernel_size[0])  # (batch, patches, channels * patch * patch)
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)  # (batch, patches, width)
+
+
+def cut_patches(images: Tensor, patch: int) -> Tensor:
+    """Return the patches of images in raster order, flattened; a GPU multiplies them faster than it convolves."""
+    batch, channels, height, width = images.shape
+    rows, columns = height // patch, width // patch
+    whole = images[:, :, : rows * patch, : columns * patch]
+    tiles = whole.reshape(batch, channels, rows, patch, columns, patch)
+    return tiles.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch * patch)
 
 
 class Block(nn.Module):

@@ -81,7 +81,7 @@ def load_model(
     adapts the first convolution; accept names tensors (patterns) that may be unused or missing.
     """
     accept = (accept,) if isinstance(accept, str) else accept
-    source = find_source(spec, announce or _say)
+    source = find_source(spec, announce)
     if source.path is None:
         assert source.named is not None
         asked = {"image_size": image_size, "num_classes": num_classes, "channels": channels}
@@ -115,9 +115,9 @@ def load_model(
     return loaded
 
 
-def find_source(spec: str | Path, announce: Callable[[str], None]) -> Source:
+def find_source(spec: str | Path, announce: Callable[[str], None] | None = None) -> Source:
     """Return what a MODEL string means; an existing path wins, otherwise it is split at the first @."""
-    text = str(spec)
+    text, announce = str(spec), announce or _say
     if text.startswith("hf-hub:"):
         return Source(download(text.removeprefix("hf-hub:"), announce))
     if path := _existing(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import unicodedata
@@ -45,7 +46,7 @@ def error(spec: str, **arguments: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("word", ["val", "valid", "validation"])
+@pytest.mark.parametrize("word", ["val", "valid", "validation", "dev"])
 def test_splits_go_by_any_of_their_words(tmp_path: Path, word: str) -> None:
     root = write(tmp_path, {f"{split}/{c}/{split}.png": b"" for split in ("train", word) for c in "ba"})
     train = open_data(root, default="train")
@@ -118,7 +119,7 @@ def test_other_folders_beside_splits_are_left_out_and_told(tmp_path: Path) -> No
     assert found(source) == [("a", "1.png")]
     assert source.notes == (
         f"{tmp_path}: left out labels, beside the folders of its splits",
-        f"{tmp_path}/train: left out 2 files that are no images: 1 .xml, 1 .txt",
+        f"{tmp_path}/train: left out 2 files, not images: 1 .xml, 1 .txt",
         f"{tmp_path}: 1 class, sorted by name: a",
     )
 
@@ -134,11 +135,7 @@ def test_other_folders_beside_splits_are_left_out_and_told(tmp_path: Path) -> No
             ["train/a/1.png", "val/1.png"],
             "{root}/val holds images but no class folders; expected FOLDER/CLASS/",
         ),
-        (["a/1.txt", "a/2.gz"], "no images in {root}: only 1 .txt, 1 .gz; expected FOLDER/CLASS/image.jpg"),
-        (
-            ["train/a/1.png", "train/b/1.txt"],
-            "empty class: {root}/train/b holds no images; add some or remove the",
-        ),
+        (["a/1.txt", "a/2.png.1"], "no images in {root}: only 1 .txt, 1 .1; expected FOLDER/CLASS/image.jpg"),
         (["Data/train/a/1.png", "read.me"], "{root} holds its splits one folder deeper: open {root}/Data"),
         (
             ["train/a/1.png", "val/a/1.png", "valid/a/1.png"],
@@ -154,6 +151,70 @@ def test_a_layout_that_is_not_meant_is_an_error(tmp_path: Path, files: list[str]
 def test_a_folder_without_anything_is_an_error(tmp_path: Path) -> None:
     assert error(str(tmp_path)).startswith(f"no images in {tmp_path}; expected FOLDER/CLASS/image.jpg")
     assert error(str(tmp_path / "no")) == f"no such file or folder: {tmp_path}/no"
+
+
+def test_shards_that_are_compressed_are_told(tmp_path: Path) -> None:
+    root = write(tmp_path, {"train-0.tar.gz": b""})
+    assert error(root).endswith("or .tar files: gunzip makes them of .tar.gz")
+
+
+def test_a_class_without_images_is_an_error_but_to_who_looks_for_faults(tmp_path: Path) -> None:
+    root = write(
+        tmp_path, {"train/a/1.png": b"", "train/b/1.txt": b"", "val/a/1.png": b"", "val/b/1.txt": b""}
+    )
+    fault = f"{root}/train: classes without images: b; add images, or remove the folders"
+    with pytest.raises(InputError, match=f"^{re.escape(fault)}$"):
+        open_data(f"{root}:train")
+    train, val = open_data(f"{root}:train", tolerate=True), open_data(f"{root}:val")
+    assert train.class_names == val.class_names == ("a",)
+    assert train.faults == (fault,) and not val.faults
+
+
+def test_a_split_without_images_is_left_out_and_told(tmp_path: Path) -> None:
+    root = write(tmp_path, {"train/a/b/1.png": b"", "val/a/b/2.png": b""})
+    (tmp_path / "test/a/b").mkdir(parents=True)
+    assert f"{root}: left out test (no images), beside the folders of its splits" in open_data(root).notes
+    assert open_data(root, default="measure").split == "val"
+    assert error(f"{root}:test") == f"{root} has no split 'test'; it has train, val, all"
+
+
+def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
+    source = open_data(write(tmp_path, {f"train/{name}/1.png": b"" for name in ("10", "2", "007", "7")}))
+    assert source.class_names == ("2", "007", "7", "10")
+    assert source.notes[-1] == f"{tmp_path}: 4 classes, sorted as numbers: 2, 007, 7, 10"
+
+
+@pytest.mark.parametrize("target", ["nowhere", "3.png"])
+@pytest.mark.parametrize("root", ["photos/", "photos/train/"])
+def test_a_broken_link_is_an_image_that_cannot_be_read(
+    tmp_path: Path, png: Png, root: str, target: str
+) -> None:
+    write(tmp_path, {f"{root}{name}/{number}.png": png(number) for number in range(3) for name in "ab"})
+    (tmp_path / root / "a/3.png").symlink_to(target)
+    source = open_data(tmp_path / "photos")
+    assert ("a", "3.png") in found(source)
+    place = [name for _, name in found(source)].index("3.png")
+    with pytest.raises(InputError, match="cannot read .*/a/3.png"):
+        decode(source.read(place))
+
+
+def test_what_cannot_be_read_leaves_the_made_split_as_it_is(tmp_path: Path, png: Png) -> None:
+    root = write(tmp_path / "photos", {f"a/{number}.png": png(number) for number in range(20)})
+    before = {split: found(open_data(f"{root}:{split}")) for split in ("val", "test")}
+    (tmp_path / "photos/a/0.png").rename(tmp_path / "photos/a/other.png")
+    (tmp_path / "photos/a/0.png").symlink_to("nowhere")
+    for split, images in before.items():
+        renamed = [(name, "other.png" if file == "0.png" else file) for name, file in images]
+        assert sorted(found(open_data(f"{root}:{split}"))) == sorted(renamed)
+    (tmp_path / "photos/a/0.png").unlink()
+    write(tmp_path / "photos", {"a/0.png": png(99)})  # its hash was not kept
+    assert sum(len(open_data(f"{root}:{split}")) for split in ("train", "val", "test")) == 21
+
+
+def test_a_link_to_a_folder_above_the_root_is_not_followed(tmp_path: Path) -> None:
+    write(tmp_path, {"elsewhere/1.png": b"", "photos/a/1.png": b""})
+    (tmp_path / "photos/loop").symlink_to("..")
+    assert open_data(f"{tmp_path}/photos:all").class_names == ("a",)
 
 
 def test_an_empty_class_is_fine_where_it_is_measured(tmp_path: Path) -> None:
@@ -292,3 +353,11 @@ def test_the_faces_are_split_into_eight_one_and_one_of_each_person() -> None:
     parts = [open_data(f"{SHARED}/faces:{split}", default="train") for split in ("train", "val", "test")]
     assert [len(part) for part in parts] == [320, 40, 40]
     assert decode(parts[2].read(0)).shape == (3, 112, 92)
+
+
+def test_a_pipe_named_like_an_image_is_left_out(tmp_path: Path, png: Png) -> None:
+    root = write(tmp_path / "photos", {"train/a/1.png": png(1), "train/b/2.png": png(2)})
+    os.mkfifo(tmp_path / "photos/train/a/3.png")
+    source = open_data(root, default="train")
+    assert found(source) == [("a", "1.png"), ("b", "2.png")]
+    assert f"{root}/train: left out 1 file, not images: 1 .png" in source.notes

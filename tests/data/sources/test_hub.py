@@ -49,6 +49,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         names = None if arguments == ("org/texts",) else ["cat", "dog"]
         if names is None:
             table[:] = [{**row, "label": "ab"[row["label"]]} for row in list(iter(table))]
+        if arguments == ("org/unlabelled",):
+            table[:] = [{**row, "label": row["label"] or None} for row in list(iter(table))]
         table.features = {"img": object(), "label": SimpleNamespace(names=names)}
         if arguments == ("org/other",):
             table.features = {"audio": object()}
@@ -62,6 +64,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     library = SimpleNamespace(
         get_dataset_split_names=split_names,
         load_dataset=load_dataset,
+        __version__="4.1.0",
         Image=lambda decode: SimpleNamespace(decode=decode),
     )
     monkeypatch.setitem(sys.modules, "datasets", library)  # type: ignore[arg-type]
@@ -80,15 +83,24 @@ def test_a_split_is_loaded_by_the_hubs_own_name(calls: list[tuple[Any, ...]]) ->
     ]
 
 
+def test_classes_are_those_of_train(calls: list[tuple[Any, ...]]) -> None:
+    val = open_data("hf-hub:org/texts:val", default="train")
+    assert (val.class_names, val.labels.tolist()) == (("a", "b"), [1])
+    given = open_data("hf-hub:org/texts:val", default="train", classes=["b", "a"])
+    assert given.labels.tolist() == [0]
+    assert [call[1]["split"] for call in calls] == ["validation", "train", "validation"]
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("hf-hub:org/name:test", "hf-hub:org/name has no split 'test'; it has train, val, all"),
         (
             "hf-hub:org/missing",
-            "cannot open hf-hub:org/missing: Dataset 'org/missing' doesn't exist on the Hub",
+            "cannot read hf-hub:org/missing: Dataset 'org/missing' doesn't exist on the Hub",
         ),
         ("hf-hub:org/other", "hf-hub:org/other has columns audio; expected one named image or img"),
+        ("hf-hub:org/unlabelled", "hf-hub:org/unlabelled:train, image 1, has no label"),
         ("hf-hub:name", "'hf-hub:name' names no data set of the hub; expected hf-hub:ORG/NAME"),
     ],
 )
@@ -103,3 +115,24 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InputError) as error:
         open_data("hf-hub:org/name", default="train")
     assert str(error.value) == 'hub data sets need the datasets library: pip install "vitkit[hub]"'
+
+
+def test_a_library_that_runs_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(__version__="3.6.0"))  # type: ignore[arg-type]
+    with pytest.raises(InputError) as error:
+        open_data("hf-hub:org/name", default="train")
+    assert str(error.value) == "datasets 3.6.0 may run code from the hub: pip install 'datasets>=4'"
+
+
+def test_splits_of_two_names_for_one_keep_their_own(
+    calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROWS, "val", ROWS["train"])
+    assert len(open_data("hf-hub:org/name:val")) == 2
+    assert calls[-1][-1] == {"split": "val"}
+    monkeypatch.delitem(ROWS, "val")
+    monkeypatch.setitem(ROWS, "dev", ROWS.pop("validation"))
+    try:
+        assert len(open_data("hf-hub:org/name:val")) == 1 and calls[-1][-1] == {"split": "dev"}
+    finally:
+        ROWS["validation"] = ROWS["dev"]

@@ -203,6 +203,7 @@ def test_shards_without_a_split_are_split_by_content(tmp_path: Path) -> None:
         ({"train.tar": b"\x1f\x8b" + b"x" * 2000}, "unpack a compressed one to .tar first"),
         ({"train.tar": tar({"a.png": b"1"})}, "{root}/train.tar, a.png, has no label: expected a .cls, a .json with"),
         ({"train.tar": tar({"a.mp4": b"1", "a.cls": b"1"})}, "no images in {root}: expected members KEY.jpg or .png"),
+        ({"train.tar": tar({"a.1.jpg": b"1", "a.1.cls": b"1"})}, "with KEY.cls, .json or .txt, and no dot in KEY"),
         ({"train.tar": tar({"a.png": b"1", "a.jpg": b"1"})}, "has two images of one key, a.png and a.jpg"),
         ({"train.tar": tar({"a.png": b"1", "a.cls": b"1" * (2 << 20)})}, "a.cls, has 2,097,152 bytes; a label is a"),
         ({"train.tar": shard("0 -1")}, "1.png has label -1; {root}/train.tar gives 1 classes, 0 to 0"),

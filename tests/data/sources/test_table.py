@@ -76,7 +76,7 @@ def test_without_such_a_column_a_split_is_made(tmp_path: Path) -> None:
          "image may be called image_path, path, image, file)"),
         ("path,image,label\n", "table.csv has columns path and image: keep one of them"),
         ("path,label\n", "table.csv has a header but no images"),
-        ("path,label\n1.png,a\nno.png,a\n", "table.csv, line 3: no such file: "),
+        ("path,label\nno.png,a\n", "no.png; none of its files is there"),
         ("path,label\n1.png,a\n2.png,\n", "table.csv, line 3, has no label"),
         ("path,label\n1.png,a,b\n", "table.csv, line 2, has 3 fields, its header 2: a field with a comma needs quotes"),
         ("path,label\n,a\n", "table.csv, line 2, has no image"),
@@ -87,6 +87,20 @@ def test_without_such_a_column_a_split_is_made(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_broken_table_is_an_error_that_says_where(tmp_path: Path, text: str, message: str) -> None:
     assert message in error(table(tmp_path, text) + ":all")
+
+
+def test_files_that_are_missing_are_counted_in_one_error(tmp_path: Path) -> None:
+    path = table(tmp_path, "path,label\n1.png,a\nno.png,a\nnor.png,b\n")
+    missing = f"line 3: no such file: {tmp_path}/no.png"
+    fault = f"{path}: 2 of 3 files are missing, the first in {missing}; put them there, or remove the lines"
+    assert error(f"{path}:all") == fault
+    source = open_data(f"{path}:all", tolerate=True)
+    assert len(source) == 3 and source.class_names == ("a", "b") and source.faults == (fault,)
+    assert sum(len(open_data(f"{path}:{split}", tolerate=True)) for split in ("train", "test")) == 3
+
+
+def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
+    assert open_data(table(tmp_path, "path,label\n1.png,10\n2.png,2\n") + ":all").class_names == ("2", "10")
 
 
 def test_a_table_in_another_encoding_is_an_error(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import io
 import tarfile
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vitkit.data.sources.tar import BLOCK, list_members
@@ -36,6 +36,8 @@ def members(data: bytes) -> list[tuple[str, bytes]]:
     ]
 
 
+@example([("\x80\n", b"", tarfile.REGTYPE)], tarfile.GNU_FORMAT)
+@example([("\x80\n", b"", tarfile.REGTYPE)], tarfile.PAX_FORMAT)
 @given(
     st.lists(
         st.tuples(

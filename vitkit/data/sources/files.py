@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.images import EXTENSIONS
+from vitkit.data.sources.source import reason
 from vitkit.data.splits import WORDS
 from vitkit.errors import InputError
 
@@ -103,8 +104,7 @@ def ask(url: str, request: Callable[[], Any]) -> Any:
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"cannot read {url}: {reason}") from error
+        raise InputError(f"cannot read {url}: {reason(error)}") from error
 
 
 def expand_braces(text: str) -> list[str]:

@@ -6,12 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vitkit.data.images import EXTENSIONS
 from vitkit.data.sources.labels import clean, name_classes, number_labels, say_classes
 from vitkit.data.sources.source import Files, Source
 from vitkit.data.spec import DataSpec
-from vitkit.data.splits import MADE, WORDS, Default, choose_split, listed, make_split
+from vitkit.data.splits import MADE, WORDS, Default, choose_split, counted, listed, make_split
 from vitkit.errors import InputError
 
 LAYOUT = "expected FOLDER/CLASS/image.jpg, or FOLDER/train/CLASS/image.jpg with val or test beside train"
@@ -46,7 +47,7 @@ def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[s
         folders = splits if split == "all" else {split: splits[split]}
     scans = {part: scan(folder) for part, folder in folders.items()}
     for part, found in scans.items():
-        _check(found, folders[part], allow_empty=part not in ("train", "all"))
+        _check(found, folders[part])
         notes += _notes(found, folders[part])
     paths = [path for found in scans.values() for path in found.paths]
     labels = [label for found in scans.values() for label in found.classes]
@@ -55,29 +56,37 @@ def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[s
     numbers = number_labels(labels, class_names, lambda index: paths[index], origin)
     notes.append(say_classes(name, class_names))
     source = Files(name, split, class_names, numbers, paths, notes)
-    return source if splits else make_split(source, split, root, source.content_keys)
+    source.faults = tuple(
+        f"{folders[part]}: classes without images: {listed(found.empty)}; add images, or remove the folders"
+        for part, found in scans.items()
+        if found.empty and part in ("train", "all")
+    )
+    return source if splits else make_split(source, split, root)
 
 
 def find_splits(root: str) -> tuple[dict[str, str], list[str]]:
     """Return the folder of each split, and the names of other folders beside them.
 
-    A folder named like a split is one when it holds folders; otherwise it is a class.
+    A folder named like a split is one when it holds folders, and for val and test images too; otherwise it is a class.
     """
     found: dict[str, str] = {}
     left_out, flat = [], []
     for entry in _list(root):
-        if not entry.is_dir():
+        if not _is_folder(entry):
             continue
         split = WORDS.get(entry.name.lower())
         inside = _list(entry.path) if split else []
-        if split is None or not any(child.is_dir() for child in inside):
+        folders = [child.path for child in inside if _is_folder(child)]
+        if split is None or not folders:
             left_out.append(entry.name)
-            if split and any(_is_image(child.name) for child in inside):
+            if split and _holds_image(entry.path):
                 flat.append(entry.path)
         elif split in found:
             raise InputError(f"{found[split]} and {entry.path} are the same split: keep one of them")
-        else:
+        elif split == "train" or any(map(_holds_image, folders)) or scan(entry.path).paths:
             found[split] = entry.path
+        else:
+            left_out.append(f"{entry.name} (no images)")
     if found and flat:
         raise InputError(f"{flat[0]} holds images but no class folders; {LAYOUT}")
     return {split: found[split] for split in MADE if split in found}, left_out if found else []
@@ -86,23 +95,23 @@ def find_splits(root: str) -> tuple[dict[str, str], list[str]]:
 def scan(root: str) -> Scan:
     """Return the images below a folder with their classes, in order of folders and names, without hidden ones.
 
-    Links to folders are followed, but for one that leads to a folder above itself.
+    Links to folders are followed, but for one that leads to a folder above itself. A link to nothing is an image that
+    can't be read.
     """
     found = Scan()
-    status = os.stat(root)
-    todo: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(root, "", ((status.st_dev, status.st_ino),))]
+    real = Path(root).resolve()
+    todo = [(root, "", tuple(map(_identity, map(os.stat, (real, *real.parents)))))]
     while todo:
         folder, name, above = todo.pop()
         images = 0
         folders: list[tuple[str, str, tuple[tuple[int, int], ...]]] = []
         for entry in _list(folder):
-            if entry.is_dir():
-                status = entry.stat()
-                identity = (status.st_dev, status.st_ino)
+            if _is_folder(entry):
+                identity = _identity(entry.stat())
                 if identity not in above:
                     child = clean(f"{name}/{entry.name}" if name else entry.name)
                     folders.append((entry.path, child, (*above, identity)))
-            elif not _is_image(entry.name):
+            elif not (_is_image(entry.name) and _is_file(entry)):
                 found.others[os.path.splitext(entry.name)[1].lower() or "no suffix"] += 1
             elif name:
                 images += 1
@@ -122,30 +131,27 @@ def scan(root: str) -> Scan:
 
 
 def _only_folder(root: str) -> str | None:
-    folders = [entry.path for entry in _list(root) if entry.is_dir()]
+    folders = [entry.path for entry in _list(root) if _is_folder(entry)]
     return folders[0] if len(folders) == 1 else None
 
 
-def _check(found: Scan, root: str, allow_empty: bool) -> None:
-    if not found.paths:
-        if found.loose:
-            raise InputError(f"{root} holds {found.loose:,} images but no class folders; {LAYOUT}")
-        held = f": only {_suffixes(found)}" if found.others else ""
-        raise InputError(f"no images in {root}{held}; {LAYOUT}")
-    if found.empty and not allow_empty:
-        raise InputError(
-            f"empty class: {root}/{found.empty[0]} holds no images; add some or remove the folder"
-        )
+def _check(found: Scan, root: str) -> None:
+    if found.paths:
+        return
+    if found.loose:
+        raise InputError(f"{root} holds {counted(found.loose, 'image')} but no class folders; {LAYOUT}")
+    held = f": only {_suffixes(found)}" if found.others else ""
+    packed = ", or .tar files: gunzip makes them of .tar.gz" if found.others[".gz"] else ""
+    raise InputError(f"no images in {root}{held}; {LAYOUT}{packed}")
 
 
 def _notes(found: Scan, root: str) -> list[str]:
     notes = []
     if found.loose:
-        notes.append(f"{root}: left out {found.loose:,} images that are in no class folder")
+        notes.append(f"{root}: left out, in no class folder: {counted(found.loose, 'image')}")
     if found.others:
-        notes.append(
-            f"{root}: left out {found.others.total():,} files that are no images: {_suffixes(found)}"
-        )
+        files = counted(found.others.total(), "file")
+        notes.append(f"{root}: left out {files}, not images: {_suffixes(found)}")
     return notes
 
 
@@ -169,8 +175,30 @@ def _list(folder: str) -> list[os.DirEntry[str]]:
     return sorted(visible, key=lambda entry: entry.name)
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether this is a file or a link to nothing, but no pipe, which would wait for ever."""
+    if entry.is_symlink():
+        return os.path.isfile(entry.path) or not os.path.exists(entry.path)
+    return entry.is_file()
+
+
 def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def _holds_image(folder: str) -> bool:
+    return any(_is_image(entry.name) for entry in _list(folder))
 
 
 def _suffixes(found: Scan) -> str:

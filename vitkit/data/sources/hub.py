@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
+from vitkit.data.sources.files import ask
 from vitkit.data.sources.labels import Label, clean, name_classes, number_labels, say_classes
 from vitkit.data.sources.parquet import IMAGES, LABELS
 from vitkit.data.sources.source import Picture, Source
@@ -29,8 +30,11 @@ class Hub(Source):
         return picture
 
 
-def open_hub(spec: DataSpec, default: Default) -> Source:
-    """Return a data set of the hub, named hf-hub:ORG/NAME."""
+def open_hub(spec: DataSpec, default: Default, classes: Sequence[str] | None = None) -> Source:
+    """Return a data set of the hub, named hf-hub:ORG/NAME.
+
+    Where the hub states no names of classes, and no `classes` are given, they are those of train's labels.
+    """
     name, repository = spec.source, spec.source.removeprefix(PREFIX)
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise InputError(f"{name!r} names no data set of the hub; expected {PREFIX}ORG/NAME")
@@ -38,23 +42,32 @@ def open_hub(spec: DataSpec, default: Default) -> Source:
         import datasets
     except ImportError:
         raise InputError('hub data sets need the datasets library: pip install "vitkit[hub]"') from None
-    found: list[str] = _ask(name, lambda: datasets.get_dataset_split_names(repository))
-    theirs = {WORDS.get(split, split): split for split in found}
+    if int(datasets.__version__.partition(".")[0]) < 4:
+        raise InputError(
+            f"datasets {datasets.__version__} may run code from the hub: pip install 'datasets>=4'"
+        )
+    found: list[str] = ask(name, lambda: datasets.get_dataset_split_names(repository))
+    # A name of ours is theirs too, unless they have it themselves: validation beside dev.
+    theirs = {split if WORDS.get(split) in found else WORDS.get(split, split): split for split in found}
     split, notes = choose_split(list(theirs), spec.split, default, name)
     wanted = "+".join(theirs.values()) if split == "all" else theirs[split]
-    data = _ask(name, lambda: datasets.load_dataset(repository, split=wanted))
+    data = ask(name, lambda: datasets.load_dataset(repository, split=wanted))
     image, label = _column(data, IMAGES, name), _column(data, LABELS, name)
-    data = _ask(name, lambda: data.cast_column(image, datasets.Image(decode=False)))
+    data = ask(name, lambda: data.cast_column(image, datasets.Image(decode=False)))
     source = Hub(name, split, data, image)
-    values: list[Label] = [clean(v) if isinstance(v, str) else v for v in data[label][:]]
+    values = _labels(data, label, f"{name}:{split}")
     names = getattr(data.features[label], "names", None)
-    source.class_names = tuple(map(clean, names)) if names else name_classes(values)
-    source.labels = number_labels(
-        values, source.class_names, lambda index: f"{name}:{split}, image {index},", name
-    )
+    if names:
+        source.class_names = tuple(map(clean, names))
+    elif classes is None and "train" in theirs and split != "train":
+        train = ask(name, lambda: datasets.load_dataset(repository, split=theirs["train"]))
+        source.class_names = name_classes(_labels(train, _column(train, LABELS, name), f"{name}:train"))
+    else:
+        source.class_names = name_classes(values)
+    source.labels = number_labels(values, source.class_names, lambda index: f"{source.where(index)},", name)
     source.notes = (
         *notes,
-        say_classes(name, source.class_names, "as on the hub" if names else "sorted by name"),
+        say_classes(name, source.class_names, "as on the hub" if names else None),
     )
     return source
 
@@ -68,9 +81,8 @@ def _column(data: Any, names: tuple[str, ...], name: str) -> str:
     )
 
 
-def _ask(name: str, request: Callable[[], Any]) -> Any:
-    try:
-        return request()
-    except Exception as error:  # no network, no such data set, no right to it, a broken file
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        raise InputError(f"cannot open {name}: {reason}") from error
+def _labels(data: Any, column: str, where: str) -> list[Label]:
+    labels = data[column][:]
+    if None in labels:
+        raise InputError(f"{where}, image {labels.index(None)}, has no label")
+    return [clean(label) if isinstance(label, str) else label for label in labels]

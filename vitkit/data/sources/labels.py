@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.splits import WORDS, listed
+from vitkit.data.splits import WORDS, counted, listed
 from vitkit.errors import InputError, did_you_mean
 
 Label = int | str
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+_MOST_CLASSES = 100_000
+"So many classes may be numbers, or ten for each image."
 
 
 def clean(name: str) -> str:
@@ -27,16 +29,29 @@ def read_labels(texts: Sequence[str], names: Sequence[str] | None = None) -> Seq
     distinct = set(texts)
     if names is not None and distinct <= set(names):
         return texts
-    if all(_WHOLE.fullmatch(text) for text in distinct):
-        return [int(text) for text in texts]
+    if _are_whole(distinct):
+        numbers = {text: int(text) for text in distinct}
+        if len(set(numbers.values())) == len(distinct):  # 007 and 7 are two names
+            return [numbers[text] for text in texts]
     return texts
 
 
 def name_classes(labels: Sequence[Label]) -> tuple[str, ...]:
-    """Return the names of the classes that some labels show: sorted texts, or '0' up to the largest number."""
-    if all(isinstance(label, int) for label in labels):
-        return tuple(str(number) for number in range(max(labels, default=-1) + 1))  # type: ignore[operator]
-    return tuple(sorted({str(label) for label in labels}))
+    """Return the names of the classes that some labels show: '0' up to the largest number, or texts, sorted.
+
+    Texts that are all whole numbers are sorted as such: 2 before 10.
+    """
+    numbers = [label for label in labels if isinstance(label, int)]
+    if len(numbers) == len(labels):
+        highest = max(numbers, default=-1)
+        if highest >= max(_MOST_CLASSES, 10 * len(numbers)):
+            raise InputError(
+                f"{len(numbers):,} images have labels up to {highest}, and a number is a class from 0 on: "
+                "number the classes one after the other, or write classes.txt with one name a line"
+            )
+        return tuple(map(str, range(highest + 1)))
+    names = {str(label) for label in labels}
+    return tuple(sorted(names, key=(lambda name: (int(name), name)) if _are_whole(names) else None))
 
 
 def number_labels(
@@ -97,7 +112,11 @@ def parse_names(data: bytes, path: str | os.PathLike[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def say_classes(name: str, class_names: Sequence[str], order: str = "sorted by name") -> str:
-    """Return the note on the classes of a source and their order."""
-    classes = "1 class" if len(class_names) == 1 else f"{len(class_names):,} classes"
-    return f"{name}: {classes}, {order}: {listed(class_names)}"
+def _are_whole(texts: Iterable[str]) -> bool:
+    return all(_WHOLE.fullmatch(text) for text in texts)
+
+
+def say_classes(name: str, class_names: Sequence[str], order: str | None = None) -> str:
+    """Return the note on the classes of a source and their order, which is sorted unless said."""
+    order = order or ("sorted as numbers" if _are_whole(class_names) else "sorted by name")
+    return f"{name}: {counted(len(class_names), 'class')}, {order}: {listed(class_names)}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitkit.data.sources.labels import Label, clean, find_names, name_classes, number_labels, say_classes
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Source, reason
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
 from vitkit.errors import InputError
@@ -67,7 +67,6 @@ class Parquet(Source):
         return f"{file}, row {self.starts[group] - self.starts[first] + row}"
 
     def content_keys(self) -> list[str]:
-        """Return a text for each image that changes when its file does."""
         keys = []
         for group, (file, number) in enumerate(self.groups):
             status = os.stat(file)
@@ -135,7 +134,7 @@ def open_parquet(files: Sequence[str], spec: DataSpec, default: Default) -> Sour
             "read decodes a whole one; tar shards read faster"
         )
     source.notes = tuple(notes)
-    return make_split(source, chosen.split, files[0], source.content_keys) if chosen.is_made else source
+    return make_split(source, chosen.split, files[0]) if chosen.is_made else source
 
 
 def _open(file: str) -> ParquetFile:
@@ -148,8 +147,9 @@ def _read(file: str, request: Callable[[], Any]) -> Any:
     try:
         return request()
     except Exception as error:  # a damaged file may raise anything in Arrow
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"cannot read {file}: {reason}; if it is cut off, copy it again") from error
+        raise InputError(
+            f"cannot read {file}: {reason(error).rstrip('.')}; if it is cut off, copy it again"
+        ) from error
 
 
 def _column(opened: ParquetFile, names: Sequence[str], file: str) -> str:

@@ -87,7 +87,6 @@ class Shards(Source):
         return f"{self.urls[self.shards[index]]}, {self.members[index]}"
 
     def content_keys(self) -> list[str]:
-        """Return a text for each image that changes when its shard does."""
         versions = [f"{url}\0{version}" for url, version in zip(self.urls, self.versions, strict=True)]
         return [f"{versions[n]}\0{offset}" for n, offset in zip(self.shards, self.offsets, strict=True)]
 
@@ -109,9 +108,12 @@ def open_shards(
     indices = index_shards(chosen.files)
     source = Shards(name, chosen.split, indices)
     if not source.members:
-        raise InputError(f"no images in {name}: expected members KEY.jpg or .png with KEY.cls, .json or .txt")
+        raise InputError(
+            f"no images in {name}: expected members KEY.jpg or .png with KEY.cls, .json or .txt, and no dot in KEY"
+        )
     values = [label for index in indices.values() for label in index.labels]
     stated = _stated_names(urls[0])
+    order: str | None
     if stated is not None:
         source.class_names, origin = stated
         order = f"as in {origin}"
@@ -119,11 +121,11 @@ def open_shards(
         naming = index_shards(chosen.naming) if classes is None else indices
         seen = [label for index in naming.values() for label in index.labels]
         source.class_names = name_classes(read_labels(seen))
-        origin, order = next(iter(naming)), "sorted by name"
+        origin, order = next(iter(naming)), None
     labels = read_labels(values, source.class_names)
     source.labels = number_labels(labels, source.class_names, source.where, origin)
     source.notes = (*chosen.notes, say_classes(name, source.class_names, order))
-    return make_split(source, chosen.split, urls[0], source.content_keys) if chosen.is_made else source
+    return make_split(source, chosen.split, urls[0]) if chosen.is_made else source
 
 
 def index_shards(urls: Sequence[str]) -> dict[str, Index]:

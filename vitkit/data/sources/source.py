@@ -16,11 +16,34 @@ from vitkit.errors import InputError, did_you_mean
 Picture = str | os.PathLike[str] | bytes | np.ndarray
 
 
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of what an error says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def what_is_wrong(where: str, error: Exception) -> str:
+    """Return what an error says of an image that can't be read, without which image that is."""
+    message = str(error)
+    for name in (where, "the image's bytes"):
+        message = message.removeprefix(f"cannot read {name}: ")
+    return message
+
+
 class Source:
     """Images with labels. A subclass fills the attributes and says how to read one image.
 
     labels: int64 (images,), or bool (images, classes) where an image may have several.
     images: all pixels, uint8 (images, height, width, channels), where they fit in memory; else None.
+    faults: what is wrong with it as a whole, each one line: nobody but who looks for faults opens it.
     notes: what a verb tells of it, each one line: the split that was chosen, the order of classes, files left out.
     """
 
@@ -30,9 +53,13 @@ class Source:
     labels: np.ndarray
     images: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"<Source {self.name}:{self.split}, images={len(self)}, classes={self.num_classes}>"
 
     @property
     def num_classes(self) -> int:
@@ -55,6 +82,10 @@ class Source:
     def where(self, index: int) -> str:
         """Say which image this is, for messages: a path where there is one."""
         return f"{self.name}:{self.split}, image {index}"
+
+    def content_keys(self) -> list[str] | None:
+        """Return a text for each image that changes when its file does; None for images in no file."""
+        return None
 
 
 class Files(Source):
@@ -79,14 +110,14 @@ class Files(Source):
         return self.paths[index]
 
     def content_keys(self) -> list[str]:
-        """Return a text for each image that changes when its file does."""
         keys = []
         for path in self.paths:
             try:
                 status = os.stat(path)
-            except OSError as error:
-                raise InputError(f"cannot read {path}: {error.strerror}") from None
-            keys.append(f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}")
+                version = f"{status.st_size}\0{status.st_mtime_ns}"
+            except OSError:  # an error when it is read
+                version = "missing"
+            keys.append(f"{os.path.abspath(path)}\0{version}")
         return keys
 
 
@@ -97,7 +128,7 @@ class Subset(Source):
         self.source = source
         self.indices = indices
         self.name, self.split, self.class_names = source.name, source.split, source.class_names
-        self.labels, self.notes = source.labels[indices], source.notes
+        self.labels, self.notes, self.faults = source.labels[indices], source.notes, source.faults
         self.images = None if source.images is None else source.images[indices]
 
     def read(self, index: int) -> Picture:

@@ -43,9 +43,16 @@ def open_table(path: str, spec: DataSpec, default: Default) -> Source:
     kept = [i for i, row in enumerate(rows) if not has_splits or split in ("all", row["split"])]
     folder = os.path.dirname(path)
     paths = [os.path.join(folder, os.path.expanduser(rows[i]["image"])) for i in kept]
-    for i, file in zip(kept, paths, strict=True):
-        if not os.path.isfile(file):
-            raise InputError(f"{path}, line {lines[i]}: no such file: {file}")
+    missing = [place for place, file in enumerate(paths) if not os.path.isfile(file)]
+    faults: tuple[str, ...] = ()
+    if missing:
+        first = f"line {lines[kept[missing[0]]]}: no such file: {paths[missing[0]]}"
+        if len(missing) == len(kept):
+            raise InputError(f"{path}, {first}; none of its files is there")
+        faults = (
+            f"{path}: {len(missing):,} of {len(kept):,} files are missing, the first in {first}; "
+            "put them there, or remove the lines",
+        )
     owner = [place for place, i in enumerate(kept) for _ in labels[i]]
     numbers = number_labels(
         [name for i in kept for name in labels[i]],
@@ -59,7 +66,8 @@ def open_table(path: str, spec: DataSpec, default: Default) -> Source:
         numbers = matrix
     notes.append(say_classes(spec.source, class_names))
     source = Files(spec.source, split, class_names, numbers, paths, notes)
-    return source if has_splits else make_split(source, split, path, source.content_keys)
+    source.faults = faults
+    return source if has_splits else make_split(source, split, path)
 
 
 def _read(path: str) -> tuple[list[dict[str, str]], list[int], bool]:

@@ -99,7 +99,7 @@ def _fields(data: bytes, where: str, place: int) -> dict[str, str]:
             record = data[:length]
             if length <= 0 or len(record) < length:
                 raise ValueError
-            key, _, value = record.partition(b" ")[2].rstrip(b"\n").partition(b"=")
+            key, _, value = record.partition(b" ")[2].removesuffix(b"\n").partition(b"=")
             fields[_text(key)] = _text(value)
             data = data[length:]
         int(fields.get("size", "0"))

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitkit.data.cache import cache_folder
 from vitkit.data.sources.labels import say_classes
-from vitkit.data.sources.source import Files, Picture, Source
+from vitkit.data.sources.source import Files, Picture, Source, reason
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, Default, choose_split, make_split
 from vitkit.errors import InputError
@@ -169,8 +169,7 @@ def open_vision(spec: DataSpec, default: Default) -> Source:
     source.notes = (*notes, say_classes(name, source.class_names, "in torchvision's order"))
     if row.splits:
         return source
-    assert isinstance(source, Files)
-    made = make_split(source, split, str(_root(spec) / name), source.content_keys)
+    made = make_split(source, split, str(_root(spec) / name))
     if made is not source:
         made.notes += (f"{name}: this split is vitkit's own, none is official",)
     return made
@@ -206,11 +205,11 @@ def _load(spec: DataSpec, row: DataSet, arguments: dict[str, Any]) -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             return getattr(datasets, row.kind)(root, **arguments)
     except Exception as error:  # torchvision's readers and downloads raise all kinds
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        is_missing = any(words in reason for words in ("Dataset not found", "not present in the root"))
+        cause = reason(error)
+        is_missing = any(words in cause for words in ("Dataset not found", "not present in the root"))
         if is_missing and not spec.download:
             raise InputError(missing) from error
-        raise InputError(f"cannot open {spec.source} in {root}: {reason}") from error
+        raise InputError(f"cannot open {spec.source} in {root}: {cause}") from error
 
 
 def _root(spec: DataSpec) -> Path:

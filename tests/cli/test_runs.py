@@ -1,0 +1,69 @@
+"""`vit runs` prints a table, or as JSON what Python returns; what is broken stops nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitkit.cli.runs import duration
+from vitkit.train.runs import RunFolder, list_runs
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three runs in ./runs: one that is done, one that failed, one that is broken."""
+    monkeypatch.chdir(tmp_path)
+    with RunFolder("runs/digits-1", {"seed": 1}) as folder:
+        best = {"metric": "val/accuracy", "value": 0.98765, "step": 900}
+        folder.update(status="done", step=1000, steps=1000, seconds=3725.4, best=best)
+    with RunFolder("runs/digits-2", {"seed": 2}) as folder:
+        best = {"metric": "val/loss", "value": 0.123456, "step": 10}
+        folder.update(status="failed", step=12, steps=1000, best=best, message="loss is nan at step 12")
+    Path("runs/digits-3").mkdir()
+    Path("runs/digits-3/run.json").write_text("{")
+
+
+def test_json_is_what_python_returns(vit) -> None:
+    answer = vit("runs", "--json")
+    assert (answer.status, answer.err) == (0, "")
+    assert json.loads(answer.out) == list_runs()
+    assert len(list_runs()) == 3
+
+
+def test_the_table(vit) -> None:
+    answer = vit("runs", "runs")
+    assert answer.status == 0
+    heads, first, second, third = (
+        line.split() for line in answer.out.splitlines() if line.strip() and "─" not in line
+    )
+    assert heads == ["name", "status", "step", "best", "time", "updated"]
+    rows = {row[0]: row[1:] for row in (first, second, third)}
+    done = "done 1,000 / 1,000 val/accuracy 98.77% at step 900 1:02:05".split()
+    assert rows["digits-1"][:-2] == done
+    failed = "failed 12 / 1,000 val/loss 0.1235 at step 10 0:00:00".split()
+    assert rows["digits-2"][:-2] == failed
+    assert rows["digits-3"] == ["unreadable"]
+    notes = answer.err.splitlines()
+    assert notes[0] == "digits-2: loss is nan at step 12"
+    assert notes[1].startswith("digits-3: ") and notes[1].endswith("run.json is not JSON")
+
+
+def test_no_runs_yet(vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fresh").mkdir()
+    monkeypatch.chdir(tmp_path / "fresh")
+    assert vit("runs") == (0, "", "no runs in runs; `vit train RECIPE` makes one\n")
+    assert vit("runs", "--json") == (0, "[]\n", "")
+
+
+def test_a_folder_that_is_not_there(vit) -> None:
+    answer = vit("runs", "rusn", "--json")
+    assert answer == (2, "", "error: rusn is no folder; expected one that holds runs, such as runs\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(None, ""), (0.4, "0:00:00"), (59.6, "0:01:00"), (360000, "100:00:00")]
+)
+def test_durations(seconds: float | None, words: str) -> None:
+    assert duration(seconds) == words

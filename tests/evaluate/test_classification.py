@@ -1,0 +1,127 @@
+"""Measuring: loss, accuracy and mean average precision of every image exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from vitkit import create_model
+from vitkit.data.open import open_data
+from vitkit.data.operations import normalize
+from vitkit.evaluate.classification import Classification, mean_average_precision
+from vitkit.models.configs import Preprocessing
+from vitkit.models.model import Model
+from vitkit.world import World
+
+TINY = run_path(str(Path(__file__).parents[1] / "train" / "tiny_runs.py"))
+ALONE = World(0, 1, torch.device("cpu"))
+SETTINGS: dict[str, Any] = dict(image_size=8, patch=4, width=16, depth=1, heads=2, mlp_width=16, dropout=0.5)
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    made = create_model("Ti/16", num_classes=10, **SETTINGS)
+    torch.nn.init.normal_(made.head.weight)
+    return made.train()
+
+
+@pytest.mark.parametrize("batch_size", [7, 16, 64])
+def test_loss_and_accuracy(model: Model, batch_size: int) -> None:
+    source = open_data("digits:test[:33]", default="measure")
+    preprocessing = Preprocessing(image_size=8, mean=(0.3,) * 3, std=(0.4,) * 3)
+    found = Classification(source, preprocessing, batch_size=batch_size, world=ALONE).run(model)
+    assert model.training
+    images = torch.from_numpy(source.images).permute(0, 3, 1, 2) if source.images is not None else None
+    assert images is not None
+    with torch.no_grad():
+        logits = model.eval()(normalize(images, (0.3,) * 3, (0.4,) * 3))
+    labels = torch.from_numpy(source.labels)
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
+
+
+class Ranks(World):
+    """One of two ranks, whose sums are collected rather than sent."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+
+@pytest.mark.parametrize("count", [1, 2, 33])
+def test_ranks_share_the_images_and_run_the_model_equally_often(model: Model, count: int) -> None:
+    """A model that is sharded gathers its weights in every pass: a rank that runs once more would wait for ever."""
+    source = open_data(f"digits:test[:{count}]", default="measure")
+    preprocessing = Preprocessing(image_size=8)
+    calls, seen = [0, 0], 0
+
+    for rank in range(2):
+
+        def counting(*_: object, rank: int = rank) -> None:
+            calls[rank] += 1
+
+        hook = model.register_forward_pre_hook(counting)
+        world = Ranks(rank, 2, torch.device("cpu"))
+        evaluator = Classification(source, preprocessing, batch_size=4, world=world)
+        seen += sum(len(labels) for _, labels in evaluator.outputs(model))
+        hook.remove()
+    assert seen == count
+    assert calls[0] == calls[1] > 0
+
+
+def test_mean_average_precision_is_sklearns() -> None:
+    random = np.random.default_rng(0)
+    scores, labels = random.normal(size=(40, 5)), random.integers(0, 2, (40, 5)).astype(bool)
+    expected = np.mean([average_precision_score(labels[:, i], scores[:, i]) for i in range(5)])
+    assert mean_average_precision(scores, labels) == pytest.approx(expected)
+    labels[:, 3] = False  # a class without an image has no precision
+    expected = np.mean([average_precision_score(labels[:, i], scores[:, i]) for i in (0, 1, 2, 4)])
+    assert mean_average_precision(scores, labels) == pytest.approx(expected)
+    assert mean_average_precision(np.array([[2.0], [1.0]]), np.array([[False], [True]])) == 0.5
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> str:
+    """Write images with the labels red, green and blue, as many as there is light of, none included."""
+    random, rows = np.random.default_rng(0), ["path,label,split"]
+    for number in range(48):
+        present = random.integers(0, 2, 3)
+        pixels = random.integers(0, 60, (8, 8, 3)) + present * 180
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{number}.png")
+        names = [name for name, is_there in zip(("red", "green", "blue"), present, strict=True) if is_there]
+        rows.append(f"{number}.png,{';'.join(names)},{'train' if number < 32 else 'test'}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    return str(tmp_path / "labels.csv")
+
+
+def test_several_labels_train_with_sigmoid_by_themselves(several: str, tmp_path: Path) -> None:
+    import vitkit
+
+    run = tmp_path / "run"
+    answer = TINY["run_tiny"](
+        run, f"data.train={several}:train", f"data.evaluate={several}:test", "data.pipeline=resize(8)", "data.workers=0",
+        "duration=40", "batch_size=16", "average=null", "optimizer.learning_rate=1e-2", "evaluate_every=40",
+        "checkpoint_every=40", "log_every=20",
+    )  # fmt: skip
+    metrics = answer["metrics"]
+    assert "test/accuracy" not in metrics
+    assert answer["best"]["metric"] == "test/mean_average_precision"
+    predictor = vitkit.load(run, device="cpu")
+    assert predictor.class_names == ("blue", "green", "red")
+    source = open_data(f"{several}:test", default="measure")
+    evaluator = Classification(source, predictor.preprocessing, batch_size=16, world=ALONE, workers=0)
+    scores, labels = (torch.cat(parts) for parts in zip(*evaluator.outputs(predictor.model), strict=True))
+    expected = average_precision_score(labels.numpy(), scores.numpy(), average="macro")
+    assert metrics["test/mean_average_precision"] == pytest.approx(expected, abs=1e-6)
+    loss = F.binary_cross_entropy_with_logits(scores, labels.float(), reduction="none").sum(1).mean()
+    assert metrics["test/loss"] == pytest.approx(float(loss), rel=1e-4)
+    assert metrics["test/mean_average_precision"] > 0.9

@@ -1,0 +1,33 @@
+"""A page from parts: text escaped, nothing outside it."""
+
+from __future__ import annotations
+
+from vitkit.report.page import Html, element, facts, fold, join, page, section, table
+
+EVIL = "<script>alert('\"&')</script>"
+SAFE = "&lt;script&gt;alert(&#x27;&quot;&amp;&#x27;)&lt;/script&gt;"
+
+
+def test_text_is_escaped_once_everywhere() -> None:
+    parts = [
+        element("p", EVIL, class_=EVIL),
+        section(EVIL, EVIL),
+        fold(EVIL, EVIL),
+        facts([(EVIL, EVIL)]),
+        table([EVIL], [[EVIL]]),
+    ]
+    whole = page(EVIL, *parts, EVIL, about=EVIL, foot=EVIL)
+    assert "<script" not in whole
+    assert whole.count(SAFE) == 15
+    assert "&amp;lt;" not in whole
+
+
+def test_html_stays() -> None:
+    assert join(["a<", element("b", "c&d")]) == "a&lt;<b>c&amp;d</b>"
+    assert isinstance(join([]), Html)
+
+
+def test_the_best_row_and_sides_are_marked() -> None:
+    shown = table(["a", "b"], [["1", "2"], ["3", "4"]], right=["b"], best=1)
+    assert '<tr><th scope="row">1</th><td class="right">2</td></tr>' in shown
+    assert '<tr class="best"><th scope="row">3</th>' in shown

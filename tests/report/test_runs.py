@@ -1,0 +1,270 @@
+"""The report: a page that holds everything itself, a picture beside it, nothing overwritten."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vitkit.errors import InputError
+from vitkit.report.runs import differences, report
+
+FOLDERS = run_path(str(Path(__file__).parent / "run_folders.py"))
+write_run = FOLDERS["write_run"]
+
+VOID = {"meta", "link"}
+# One panel, for tests that look at something else: a panel takes a tenth of a second.
+FEW: list[dict[str, Any]] = [{"step": 200, "loss": 1.0}, {"step": 400, "loss": 0.5, "seconds": 100.0}]
+
+
+class Reader(HTMLParser):
+    """Checks that tags nest, and collects texts and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+def read(path: str) -> Reader:
+    """Parse a page; fail where it refers to anything outside it."""
+    text = Path(path).read_text(encoding="utf-8")
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    assert not reader.seen & {"script", "iframe", "object", "embed", "img", "image"}
+    for name, value in reader.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "href", "xlink:href", "action"):
+            assert value is not None and value.startswith(("#", "data:")), (name, value)
+    assert not re.search(r"url\((?!#)|@import|https?:", text)
+    return reader
+
+
+def colours(path: str) -> int:
+    with Image.open(io.BytesIO(Path(path).read_bytes())) as image:
+        image.load()
+        assert image.format == "PNG"
+        return len(image.convert("RGB").getcolors(1 << 24) or [])
+
+
+def test_one_run(tmp_path: Path) -> None:
+    result = report([write_run(tmp_path / "digits")])
+    assert result["html"] == str(tmp_path / "digits" / "report" / "index.html")
+    assert sorted(path.name for path in (tmp_path / "digits" / "report").iterdir()) == [
+        "curves.png",
+        "index.html",
+    ]
+    assert colours(result["png"]) > 10
+    text = read(result["html"]).text
+    for words in (
+        "91.90% val ema accuracy at step 400",
+        "1 h 5 min",
+        "5.72 M",
+        "NVIDIA H200",
+        "Ti/16",
+        "digits:train",
+        "vit train digits --run digits",
+        "learning_rate: 0.001",
+        "started 2026-03-01 12:00",
+    ):
+        assert words in text
+    assert "Config differences" not in text
+
+
+def test_the_result_is_json(tmp_path: Path) -> None:
+    result = report([write_run(tmp_path / "digits", cost={"parameters": float("nan")}, steps=500)])
+    json.dumps(result, allow_nan=False)
+    (run,) = result["runs"]
+    assert run["best"] == {"metric": "val_ema/accuracy", "value": 0.919, "step": 400}
+    assert run["final"]["val/accuracy"] == pytest.approx(10 / 11)
+    picked = {name: run[name] for name in ("name", "status", "model", "data", "step", "steps", "device")}
+    assert picked == {
+        "name": "digits",
+        "status": "done",
+        "model": "Ti/16",
+        "data": "digits:train",
+        "step": 400,
+        "steps": 500,
+        "device": "NVIDIA H200",
+    }
+    assert (run["seconds"], run["images_per_second"], run["parameters"]) == (3905.0, 900.0, None)
+
+
+def test_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = write_run(Path("runs/first"))
+    config = {"model": "Ti/16", "data": {"train": "digits:train"}, "optimizer": {"learning_rate": 0.003}}
+    second = write_run(Path("runs/second"), config=config, status="failed", message="loss is nan at step 401")
+    result = report([first, second])
+    assert (result["html"], result["png"]) == ("report/index.html", "report/curves.png")
+    assert [run["name"] for run in result["runs"]] == ["first", "second"]
+    text = read(result["html"]).text
+    assert "2 runs" in text
+    assert "second: loss is nan at step 401" in text
+    differing = text.split("Config differences")[1].split("Run again")[0]
+    assert differing == "firstsecondoptimizer.learning_rate0.0010.003"
+    assert colours(result["png"]) > 10
+
+
+def test_equal_configs_are_told(tmp_path: Path) -> None:
+    result = report([write_run(tmp_path / "a", FEW), write_run(tmp_path / "b", FEW)], out=tmp_path / "out")
+    assert "All runs have the same config." in read(result["html"]).text
+
+
+def test_ten_runs_are_the_most(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run{number}", FEW) for number in range(11)]
+    result = report(runs[:10], out=tmp_path / "out")
+    assert len(result["runs"]) == 10
+    with pytest.raises(InputError, match="11 runs were given; a report can tell 10 apart"):
+        report(runs, out=tmp_path / "out2")
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    lines = [{"step": 1, "loss": 1.0, f"{evil}/{evil}": 0.5}]
+    settings: dict[str, Any] = dict(
+        lines=lines,
+        name=evil,
+        status=evil,
+        command=evil,
+        started=evil,
+        environment={evil: evil, "device": evil},
+    )
+    best = {"metric": evil, "value": 1, "step": 1}
+    one = write_run(tmp_path / "a", config={"model": evil, evil: evil}, best=best, **settings)
+    two = write_run(
+        tmp_path / "b", config={"data": evil}, **{**settings, "status": "failed", "message": evil}
+    )
+    for runs in ([one], [one, two]):
+        text = read(report(runs, out=tmp_path / "out", force=True)["html"]).text
+        assert evil in text
+        assert text.count("&lt;") == 0
+
+
+def test_a_torn_last_line_does_no_harm(tmp_path: Path) -> None:
+    result = report([write_run(tmp_path / "a", FEW, tail='{"step": 420, "lo')])
+    assert result["runs"][0]["step"] == 400
+
+
+def test_the_least_of_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
+    result = report([folder])
+    assert result["runs"][0]["final"] == {"train/loss": 2.5}
+    assert "Final train loss2.5000" in read(result["html"]).text
+    assert colours(result["png"]) > 1
+
+
+def test_a_run_without_curves_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a has no curve to draw"):
+        report([write_run(tmp_path / "a", [{"step": 1, "loss": float("nan")}])])
+    assert not (tmp_path / "a" / "report").exists()
+
+
+def test_odd_types_in_the_state_do_no_harm(tmp_path: Path) -> None:
+    odd: dict[str, Any] = dict(
+        status=7,
+        command=["vit", "train", "a b"],
+        seconds="x",
+        environment=[],
+        best=[],
+        cost=3,
+        message={},
+        steps=None,
+    )
+    result = report([write_run(tmp_path / "a", FEW, {"model": {"name": "B/16"}, "data": [1]}, **odd)])
+    assert "vit train 'a b'" in read(result["html"]).text
+    run = result["runs"][0]
+    assert (run["model"], run["data"], run["status"], run["best"], run["seconds"]) == (
+        "B/16",
+        None,
+        None,
+        None,
+        100.0,
+    )
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / folder / "digits", FEW) for folder in "ab"]
+    result = report(runs, out=tmp_path / "out")
+    assert [run["name"] for run in result["runs"]] == [str(run) for run in runs]
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    result = report([run])
+    Path(result["html"]).write_text("mine")
+    with pytest.raises(InputError, match=r"index.html exists; --force overwrites it"):
+        report([run])
+    assert Path(result["html"]).read_text() == "mine"
+    Path(result["html"]).unlink()
+    with pytest.raises(InputError, match=r"curves.png exists; --force overwrites it"):
+        report([run])
+    (tmp_path / "a" / "report" / "notes.txt").write_text("kept")
+    report([run], force=True)
+    read(result["html"])
+    assert (tmp_path / "a" / "report" / "notes.txt").read_text() == "kept"
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    with pytest.raises(InputError, match="no run was given"):
+        report([])
+    with pytest.raises(InputError, match="was given twice"):
+        report([run, tmp_path / "a" / ".." / "a"])
+    with pytest.raises(InputError, match="expected a folder, to hold index.html and curves.png"):
+        report([run], out=tmp_path / "page.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="expected a folder"):
+        report([run], out=tmp_path / "file")
+    with pytest.raises(InputError, match="cannot write .*index.html: Not a directory"):
+        report([run], out=tmp_path / "file" / "below")
+
+
+def test_long_tables_are_folded_and_thinned(tmp_path: Path) -> None:
+    lines = [{"step": step, "val/accuracy": step / 2000} for step in range(1, 1001)]
+    best = {"metric": "val/accuracy", "value": 0.5, "step": 778}
+    text = Path(report([write_run(tmp_path / "a", lines, best=best)])["html"]).read_text(encoding="utf-8")
+    rows = re.findall(r'<tr(?: class="(best)")?><th scope="row" class="right">([\d,]+)</th>', text)
+    assert 200 <= len(rows) <= 201
+    assert rows[0][1] == "1" and rows[-1][1] == "1,000"
+    assert [step for mark, step in rows if mark] == ["778"]
+    assert "<summary>1,000 evaluations</summary>" in text
+    short = Path(report([write_run(tmp_path / "b", lines[:12])])["html"]).read_text(encoding="utf-8")
+    assert "evaluations</summary>" not in short
+
+
+def test_differences() -> None:
+    one = {"a": {"b": 1, "c": [1, 2]}, "same": "x", "number": 1}
+    two = {"a": {"b": 2, "c": [1, 2]}, "same": "x", "number": 1.0, "new": None}
+    assert differences([one, one]) == {}
+    assert differences([one, two]) == {"a.b": [1, 2], "number": [1, 1.0], "new": ["", None]}

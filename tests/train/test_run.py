@@ -1,0 +1,171 @@
+"""Runs from start to end: trained models as the start, preprocessing, trackers, what a run says of itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+import torch
+
+import vitkit
+from vitkit.errors import InputError
+from vitkit.train import train
+from vitkit.train.recipes import resolve
+from vitkit.train.run import run_path as path_of_run
+from vitkit.train.runs import read_metrics, read_record
+
+TINY = run_path(str(Path(__file__).parent / "tiny_runs.py"))
+START = TINY["RECIPE"].replace(
+    "{name: Ti/16, image_size: 8, patch: 4, width: 16, depth: 2, heads: 2, mlp_width: 32}", "{name: START}"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    TINY["run_tiny"](run, "preprocessing.mean=[0.2,0.2,0.2]", "average=null", "duration=4")
+    return run
+
+
+def start_from(trained: Path, tmp_path: Path, *changes: str) -> tuple[dict[str, torch.Tensor], Any]:
+    """Train from the model with a learning rate of almost nothing; return the weights and what the run said."""
+    recipe = TINY["write_recipe"](tmp_path, START.replace("START", str(trained / "model-last")))
+    listener = TINY["Listener"]()
+    still = ["optimizer.learning_rate=1e-20", "optimizer.weight_decay=0", "duration=2", "average=null"]
+    TINY["run_tiny"](tmp_path / "run", *still, *changes, recipe=recipe, listener=listener)
+    return vitkit.load(tmp_path / "run", device="cpu").model.state_dict(), listener.notes
+
+
+def test_same_classes_keep_the_head(trained: Path, tmp_path: Path) -> None:
+    before = vitkit.load(trained / "model-last", device="cpu")
+    after, notes = start_from(trained, tmp_path)
+    assert all(torch.equal(after[name], weight) for name, weight in before.model.state_dict().items())
+    assert f"starts from {trained / 'model-last'}" in notes
+    assert not any("head is new" in note for note in notes)
+    assert vitkit.load(tmp_path / "run", device="cpu").preprocessing == before.preprocessing
+
+
+def test_other_classes_get_a_new_head(trained: Path, tmp_path: Path) -> None:
+    before = vitkit.load(trained / "model-last", device="cpu").model.state_dict()
+    data = ["data.train='shapes:train[:64,size=8]'", "data.evaluate='shapes:test[:64,size=8]'"]
+    data += ["data.pipeline=resize(8)", "data.workers=0"]
+    after, notes = start_from(trained, tmp_path, *data)
+    classes = len(vitkit.load(tmp_path / "run", device="cpu").class_names or ())
+    assert after["head.weight"].shape[0] == classes
+    assert f"the head is new, for {classes} classes" in notes
+    for name, weight in before.items():
+        assert name.startswith("head.") or torch.equal(after[name], weight), name
+
+
+def test_settings_that_leave_weights_alone_may_change(trained: Path, tmp_path: Path) -> None:
+    start_from(trained, tmp_path, "model.dropout=0.25")
+    config = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert config["vitkit"]["model"]["dropout"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.width=32", "model settings don't fit the weights of .*: size mismatch for .*"),
+        ("model.layer_scale=0.1", "model settings don't fit the weights of .*"),
+        ("model.droput=0.1", "unknown setting 'droput' in model; did you mean 'dropout' or .*"),
+        ("model.num_classes=5", "num_classes in model differs from the data's 10 classes: leave it out"),
+    ],
+)
+def test_settings_that_do_not_fit_the_weights(
+    trained: Path, tmp_path: Path, change: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        start_from(trained, tmp_path, change)
+    assert "\n" not in str(error.value)
+    assert read_record(tmp_path / "run")["status"] == "failed"
+
+
+def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        TINY["run_tiny"](tmp_path / "run", "model.image_size=16")
+    assert str(error.value) == "the pipeline gives images of 8x8, the model takes 16x16: make them equal"
+
+
+def test_preprocessing_is_the_trained_models(trained: Path) -> None:
+    assert vitkit.load(trained, device="cpu").preprocessing.mean == (0.2, 0.2, 0.2)
+
+
+def test_a_crop_fraction_of_0_squashes(tmp_path: Path) -> None:
+    TINY["run_tiny"](tmp_path / "run", "preprocessing.crop_fraction=0", "duration=2")
+    assert vitkit.load(tmp_path / "run", device="cpu").preprocessing.crop_fraction is None
+
+
+def test_what_a_run_says_before_it_starts(tmp_path: Path) -> None:
+    listener = TINY["Listener"]()
+    answer = TINY["run_tiny"](tmp_path / "run", listener=listener)
+    said = "\n".join(listener.notes)
+    for words in (
+        "128 images, 10 classes",
+        "12 steps of 16 images",
+        "parameters",
+        "exaFLOPs",
+        "estimated time",
+        "shorter:",
+    ):
+        assert words in said
+    assert listener.lines == read_metrics(tmp_path / "run")
+    assert answer["cost"]["parameters"] == sum(
+        p.numel() for p in vitkit.load(tmp_path / "run", device="cpu").model.parameters()
+    )
+    assert set(listener.lines[0]) == {
+        "step", "epoch", "loss", "accuracy", "gradient_norm", "learning_rate", "images_per_second", "waiting", "seconds"
+    }  # fmt: skip
+    assert json.dumps(answer, allow_nan=False)
+
+
+def test_where_runs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve(TINY["write_recipe"](tmp_path))
+    assert path_of_run(config, "mine") == Path("runs/mine")
+    assert path_of_run(config, "./mine") == Path("mine")
+    assert path_of_run(config, "/a/mine") == Path("/a/mine")
+    assert str(path_of_run(config, None)).startswith("runs/tiny-")
+
+
+def test_without_its_package_a_tracker_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    listener = TINY["Listener"]()
+    TINY["run_tiny"](tmp_path / "run", "track=[tensorboard, wandb]", "duration=2", listener=listener)
+    for name in ("tensorboard", "wandb"):
+        line = f'{name} is not installed: pip install "vitkit[track]"; metrics go to metrics.jsonl'
+        assert line in listener.notes
+
+
+def test_trackers_get_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            assert folder.endswith("run/tensorboard")
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            seen.append((name, value, step))
+
+        def close(self) -> None:
+            seen.append(("closed", 0.0, 0))
+
+    monkeypatch.setitem(
+        sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    )
+    TINY["run_tiny"](tmp_path / "run", "track=[tensorboard]", "duration=5", "log_every=5")
+    loss = read_metrics(tmp_path / "run")[0]["loss"]
+    assert ("train/loss", loss, 5) in seen
+    assert "test_ema/accuracy" in {name for name, _, _ in seen}
+    assert seen[-1][0] == "closed"
+
+
+def test_the_first_argument_may_be_a_run_only_if_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no such recipe file"):
+        train(tmp_path / "empty")

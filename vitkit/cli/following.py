@@ -1,0 +1,125 @@
+"""How `vit train` shows a run: a progress bar on a terminal, plain lines elsewhere; always on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from vitkit.cli.output import note
+
+
+class Follower(Protocol):
+    """What training tells of itself (vitkit.train.log.Listener)."""
+
+    def note(self, line: str) -> None: ...
+    def start(self, step: int, total: int) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def metrics(self, line: Mapping[str, Any]) -> None: ...
+    def stop(self) -> None: ...
+
+
+@contextmanager
+def follow() -> Iterator[Follower]:
+    """Yield what shows a run here."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    follower: Lines | Bar = Bar(console) if console.is_terminal else Lines()
+    try:
+        yield follower
+    finally:
+        follower.stop()
+
+
+class Lines:
+    """One line for each line of metrics."""
+
+    def __init__(self) -> None:
+        self.total, self.first, self.began = 0, 0, 0.0
+
+    def note(self, line: str) -> None:
+        note(line)
+
+    def start(self, step: int, total: int) -> None:
+        self.first, self.total, self.began = step, total, time.monotonic()
+        if step:
+            self.note(f"goes on from step {step:,} of {total:,}" if step < total else "is done already")
+
+    def stepped(self, step: int) -> None:
+        pass
+
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        words = in_words(line)
+        left = self.total - line["step"]
+        if "learning_rate" in line and left and line["step"] > self.first:
+            pace = (time.monotonic() - self.began) / (line["step"] - self.first)
+            words += f", {clock(left * pace)} left"
+        self.note(f"step {line['step']:,}/{self.total:,}: {words}")
+
+    def stop(self) -> None:
+        pass
+
+
+class Bar(Lines):
+    """A bar with the newest numbers beside it; measurements stay above it."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__()
+        columns = (
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=console, transient=True)
+        self.task: Any = None
+
+    def note(self, line: str) -> None:
+        self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def start(self, step: int, total: int) -> None:
+        super().start(step, total)
+        self.bar.start()
+        self.task = self.bar.add_task("", total=total, completed=step)
+
+    def stepped(self, step: int) -> None:
+        self.bar.update(self.task, completed=step)
+
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        if "learning_rate" in line:
+            self.bar.update(self.task, description=in_words(line))
+        else:
+            self.note(f"step {line['step']:,}: {in_words(line)}")
+
+    def stop(self) -> None:
+        self.bar.stop()
+
+
+def in_words(line: Mapping[str, Any]) -> str:
+    """Return a line of metrics as people read it."""
+    return ", ".join(filter(None, (_word(name, value) for name, value in line.items() if value is not None)))
+
+
+def _word(name: str, value: Any) -> str:
+    if name.endswith(("accuracy", "precision")):
+        return f"{name} {value:.2%}"
+    if name.endswith("loss"):
+        return f"{name} {value:.4f}"
+    forms = {
+        "learning_rate": f"lr {value:.3g}",
+        "images_per_second": f"{value:,.0f} images/s",
+        "waiting": f"{value:.0%} waiting for data",
+        "peak_share": f"{value:.0%} of peak",
+    }
+    return forms.get(name, "")
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as h:mm:ss, or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

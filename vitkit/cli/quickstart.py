@@ -1,0 +1,33 @@
+"""`vit quickstart`: the whole path from pre-training to a model, in a few minutes on a laptop."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def quickstart(
+    out: Annotated[str, typer.Option(help="Folder for its runs.")] = "runs/quickstart",
+    force: Annotated[bool, typer.Option("--force", help="Begin anew.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Pre-train a small ViT on shapes and fine-tune it on digits, beside the same model from scratch."""
+    from vitkit.cli.following import follow
+    from vitkit.cli.output import note, print_json, print_table
+    from vitkit.quickstart import quickstart as run
+
+    with follow() as listener:
+        result = run(out, force=force, listener=listener)
+    if json:
+        print_json(result)
+        return
+    rows = [
+        [row["labels"], f"{row['pre-trained']:.1%}", f"{row['scratch']:.1%}", str(row["seeds"])]
+        for row in result["accuracy"]
+    ]
+    columns = ["digits, test accuracy", "pre-trained on shapes", "from scratch", "seeds"]
+    print_table(None, columns, rows, right=columns[1:])
+    note(f"model: {result['model']}\nnext:")
+    for command in result["next"]:
+        note(f"  {command}")

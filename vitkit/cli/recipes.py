@@ -1,0 +1,20 @@
+"""`vit recipes`: what can be trained, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def recipes(json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+    """List the recipes that `vit train` knows, with their published result."""
+    from vitkit.cli.output import print_json, print_table
+    from vitkit.train.recipes import list_recipes
+
+    found = list_recipes()
+    if json:
+        print_json(found)
+        return
+    rows = [[row["name"], row["about"], row.get("cost", ""), row.get("result", "")] for row in found]
+    print_table(None, ["recipe", "about", "cost", "result"], rows, "vit train RECIPE [KEY=VALUE]...")

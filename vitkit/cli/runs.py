@@ -1,0 +1,73 @@
+"""`vit runs`: the runs in a folder, and how far each has come."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def runs(
+    root: Annotated[str, typer.Argument(metavar="ROOT", help="The folder of runs, or one run.")] = "runs",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List runs with status, step and best metric: vit runs
+
+    The last updated comes first. An interrupted run goes on with the command that started it.
+    """
+    from vitkit.cli.output import note, print_json
+    from vitkit.train.runs import list_runs
+
+    rows = list_runs(root)
+    if json:
+        print_json(rows)
+        return
+    if not rows:
+        note(f"no runs in {root}; `vit train RECIPE` makes one")
+        return
+    print_runs(rows)
+    for row in rows:
+        if row["message"]:
+            note(f"{row['name']}: {row['message']}")
+
+
+def print_runs(rows: list[dict[str, Any]]) -> None:
+    from vitkit.cli.output import print_table
+
+    print_table(
+        None,
+        ["name", "status", "step", "best", "time", "updated"],
+        [
+            [
+                row["name"],
+                row["status"],
+                "" if row["step"] is None else f"{row['step']:,} / {row['steps']:,}",
+                best(row["best"]),
+                duration(row["seconds"]),
+                moment(row["updated"]),
+            ]
+            for row in rows
+        ],
+        right=["step", "time"],
+    )
+
+
+def best(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return ""
+    value = f"{entry['value']:.2%}" if entry["metric"].endswith("accuracy") else f"{entry['value']:.4g}"
+    return f"{entry['metric']} {value} at step {entry['step']:,}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def moment(iso: str | None) -> str:
+    """Say an ISO time in the local one."""
+    from datetime import datetime
+
+    return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M}" if iso else ""

@@ -1,0 +1,85 @@
+"""`vit train`: a recipe, or a run to go on with, becomes a trained model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe, YAML file, or run to go on with.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run, in runs/; or a path.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print every setting with its meaning, and train nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever the run holds.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Train a model: vit train cifar10_cct7 duration=30ep
+
+    The same command goes on where it was stopped; `vit recipes` lists what there is. Over several GPUs or
+    machines: torchrun --nproc-per-node=8 -m -- vitkit train RECIPE parallel=fsdp
+    """
+    from vitkit.cli.following import follow
+    from vitkit.cli.output import print_json
+
+    if explain:
+        from vitkit.train.explain import explain as run_explain
+
+        document = run_explain(recipe, changes or ())
+        if json:
+            print_json(document)
+        else:
+            _print_settings(document)
+        return
+    from vitkit.train.run import train as run_train
+
+    with follow() as listener:
+        result = run_train(recipe, changes or (), run=run, device=device, force=force, listener=listener)
+    if not result:  # another process than the first
+        return
+    if json:
+        print_json(result)
+    else:
+        print_result(result)
+    if result["status"] == "stopped":
+        raise typer.Exit(130)
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Print the summary table of a run, and what to do next."""
+    from vitkit.cli.output import note, print_table
+
+    metrics, best = result["metrics"], result["best"]
+    rows = [["steps", f"{result['step']:,} of {result['steps']:,}"]]
+    rows += [[name, f"{value:.4g}"] for name, value in metrics.items() if "loss" in name]
+    for name, value in metrics.items():
+        if name.endswith(("accuracy", "mean_average_precision")):
+            rows.append([name, f"{value:.2%}"])
+    if best:
+        rows.append([f"best {best['metric']}", f"{best['value']:.2%} at step {best['step']:,}"])
+    rows.append(["images per second", f"{metrics.get('images_per_second', 0):,.0f}"])
+    rows.append(["time waiting for data", f"{metrics.get('waiting', 0):.0%}"])
+    rows.append(["training time", f"{result['seconds']:,.0f} s"])
+    print_table(f"{result['run']}: {result['status']}", ["", "value"], rows, right=["value"])
+    if result["status"] == "stopped":
+        note(f"stopped; go on with: vit train {result['run']}")
+    elif result["model"]:
+        note(f"model: {result['model']}; use it with: vit predict {result['run']} IMAGES")
+
+
+def _print_settings(document: dict[str, Any]) -> None:
+    from vitkit.cli.output import note, print_table
+
+    rows = [
+        [row["name"], "" if row["value"] is None else str(row["value"]), row["meaning"]]
+        for row in document["settings"]
+    ]
+    print_table(f"{document['recipe']}: every setting", ["setting", "value", "meaning"], rows)
+    for line in document["notes"]:
+        note(line)

@@ -1,0 +1,89 @@
+"""How well a model classifies: every image of a source exactly once, over any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.data.evaluation import evaluation_pipeline
+from vitkit.data.loader import EvaluationLoader
+from vitkit.data.operations import normalize
+from vitkit.data.sources.source import Source
+from vitkit.models.configs import Preprocessing
+from vitkit.models.model import Model
+from vitkit.models.precision import run_in
+from vitkit.world import World
+
+
+class Classification:
+    """Loss and accuracy; for images with several labels, loss and mean average precision."""
+
+    def __init__(
+        self,
+        source: Source,
+        preprocessing: Preprocessing,
+        *,
+        batch_size: int,
+        world: World,
+        workers: int | None = None,
+    ) -> None:
+        self.preprocessing, self.world = preprocessing, world
+        self.has_several_labels = source.has_several_labels
+        self.loader = EvaluationLoader(
+            source,
+            evaluation_pipeline(preprocessing),
+            batch_size=batch_size,
+            rank=world.rank,
+            ranks=world.ranks,
+            device=world.device,
+            workers=workers,
+        )
+        self.most_batches = -(-len(source) // (world.ranks * batch_size))
+
+    def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
+        """Return the metrics of a model, the same on every process."""
+        sums = torch.zeros(3, dtype=torch.float64)
+        scores, targets = [], []
+        for logits, labels in self.outputs(model, dtype):
+            if self.has_several_labels:
+                losses = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").sum(1)
+                scores.append(logits.cpu())
+                targets.append(labels.cpu())
+            else:
+                losses = F.cross_entropy(logits, labels, reduction="none")
+            right = 0 if self.has_several_labels else int((logits.argmax(1) == labels).sum())
+            sums += torch.tensor([float(losses.double().sum()), right, len(labels)], dtype=torch.float64)
+        loss, right, count = self.world.sum(sums).tolist()
+        if not self.has_several_labels:
+            return {"loss": loss / count, "accuracy": right / count}
+        gathered = (self.world.gather(torch.cat(parts)).numpy() for parts in (scores, targets))
+        return {"loss": loss / count, "mean_average_precision": mean_average_precision(*gathered)}
+
+    def outputs(self, model: Model, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield logits (images, classes) and labels of this process's share, batch by batch."""
+        mean, std, was_training = self.preprocessing.mean, self.preprocessing.std, model.training
+        model.eval()
+        with torch.no_grad():
+            for batch in self.loader:
+                yield run_in(dtype, model, normalize(batch["image"], mean, std)).float(), batch["label"]
+            for _ in range(
+                self.most_batches - len(self.loader)
+            ):  # a sharded model runs on all processes or none
+                run_in(
+                    dtype,
+                    model,
+                    torch.zeros(1, len(mean), *self.preprocessing.size, device=self.world.device),
+                )
+        model.train(was_training)
+
+
+def mean_average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Return the mean over classes with a positive image of the area under precision over recall."""
+    from sklearn.metrics import average_precision_score
+
+    present = labels.any(axis=0)
+    return float(average_precision_score(labels[:, present], scores[:, present], average="macro"))

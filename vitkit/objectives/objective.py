@@ -1,0 +1,52 @@
+"""The interface of an objective: a module that holds the model and turns a batch into a loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.data.draws import Draw
+from vitkit.models.configs import Preprocessing
+from vitkit.models.model import Model
+from vitkit.models.precision import run_in
+
+Batch = dict[str, Tensor]
+Loss = tuple[Tensor, dict[str, Tensor]]
+
+
+class Objective(nn.Module):
+    """`forward(batch) -> (loss, metrics)`, both means over the batch's images.
+
+    Parameters beside the model's (a decoder, a mask token) are the objective's own: kept in checkpoints, never in
+    the model folder.
+    """
+
+    metric_names: tuple[str, ...] = ("loss", "gradient_norm")
+    "What a step's metrics are: these two, and what `forward` adds."
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, model: Model, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = torch.float32
+        "What activations are computed in."
+        columns = (preprocessing.mean, preprocessing.std)
+        mean, std = (torch.tensor(values).reshape(-1, 1, 1) * 255 for values in columns)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("scale", 1 / std, persistent=False)
+
+    def prepare(self, batch: Batch, draw: Draw) -> Batch:
+        """Return the batch with the step's random choices added, drawn outside of what is compiled."""
+        return batch
+
+    def forward(self, batch: Batch) -> Loss:
+        raise NotImplementedError
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Return uint8 images as the model's input."""
+        return (images.float() - self.mean) * self.scale
+
+    def compute(self, module: nn.Module, *inputs: Tensor) -> Tensor:
+        """Return what a module gives for these inputs, computed in the objective's dtype."""
+        return run_in(self.dtype, module, *inputs)

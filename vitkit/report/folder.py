@@ -1,0 +1,153 @@
+"""A run folder as plain data: its state, its config, its training and evaluation lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitkit.errors import InputError, did_you_mean
+
+STATE, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run folder says. Lines hold finite numbers only, in order of steps."""
+
+    path: Path
+    name: str
+    state: dict[str, Any]
+    config: dict[str, Any]
+    training: list[dict[str, float]]
+    evaluations: list[dict[str, float]]
+
+    @property
+    def step(self) -> int:
+        """The last step that the run tells of."""
+        return int(max(line["step"] for line in self.training + self.evaluations))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what was evaluated, such as 'val_ema/accuracy', in order of appearance."""
+        return list(dict.fromkeys(key for line in self.evaluations for key in line if "/" in key))
+
+    @property
+    def finals(self) -> dict[str, float]:
+        """The last value of each evaluated metric; without any, those of training."""
+        if not self.evaluations:
+            last = self.training[-1]
+            return {f"train/{key}": last[key] for key in ("accuracy", "loss") if key in last}
+        return {
+            key: [line[key] for line in self.evaluations if key in line][-1]
+            for key in sorted(self.metrics, key=lambda key: key.split("/", 1)[1])
+        }
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder; a last line of metrics that was torn off is left out."""
+    if not path.is_dir():
+        near = did_you_mean(str(path), map(str, _runs_near(path)))
+        raise InputError(f"no folder {str(path)!r}{near or '; expected a run, such as runs/NAME'}")
+    if not any((path / name).is_file() for name in (STATE, METRICS)):
+        near = did_you_mean(str(path), map(str, _runs_in(path)))
+        raise InputError(f"{path} is no run: it has neither {STATE} nor {METRICS}{near}")
+    state, config = _read_state(path / STATE), _read_config(path / CONFIG)
+    training, evaluations = _read_metrics(path / METRICS)
+    if not training and not evaluations:
+        raise InputError(f"{path} has no metrics yet: wait until its {METRICS} has a line")
+    name = str(state.get("name") or path.resolve().name)
+    return Run(path, name, state, config, training, evaluations)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def finite(value: object) -> float | None:
+    """Return a number as it is, None for anything else and for NaN and infinities."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if abs(value) <= sys.float_info.max else None
+
+
+def _runs_near(path: Path) -> Iterator[Path]:
+    """Yield runs that may have been meant by a path that isn't there."""
+    yield from _runs_in(path.parent)
+    if len(path.parts) == 1:
+        yield from _runs_in(Path("runs"))
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(state.parent for state in folder.glob(f"*/{STATE}"))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is damaged: expected text in UTF-8") from None
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(_read_text(path) or "{}")
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise InputError(f"{path} is damaged: expected one JSON object")
+    return state
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(_read_text(path)) or {}
+    except (yaml.YAMLError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise InputError(f"{path} is damaged: expected settings as YAML")
+    return config
+
+
+def _read_metrics(path: Path) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Return training and evaluation lines; of several for one step the last holds."""
+    training: dict[float, dict[str, float]] = {}
+    evaluations: dict[float, dict[str, float]] = {}
+    text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
+    lines = text.split("\n")
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or finite(found.get("step")) is None:
+            if number == len(
+                lines
+            ):  # no line break after it: it is being written, or the run was killed there
+                continue
+            raise InputError(
+                f"{path}, line {number} is damaged: expected a JSON object with a step; remove it"
+            )
+        line = {str(key): value for key, value in found.items() if finite(value) is not None}
+        kind = evaluations if any("/" in key for key in found) else training
+        kind[line["step"]] = {**kind.get(line["step"], {}), **line}
+    return (
+        [training[step] for step in sorted(training)],
+        [evaluations[step] for step in sorted(evaluations)],
+    )

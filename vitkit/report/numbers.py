@@ -1,0 +1,49 @@
+"""Numbers as people read them: 96.5%, 3.76 M, 1 h 5 min."""
+
+from __future__ import annotations
+
+
+def percent(ratio: float) -> str:
+    """0.96531 -> 96.53%"""
+    return f"{ratio:.2%}"
+
+
+def decimal(value: float) -> str:
+    """Four digits that count: 0.61234 -> 0.6123, 1234.5 -> 1,234"""
+    if value and abs(value) < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def compact(value: float) -> str:
+    """Three digits that count and a unit: 3760000 -> 3.76 M"""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 3905 -> 1 h 5 min"""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def metric(name: str, value: float) -> str:
+    """An accuracy in percent, anything else as a decimal number, with digits that stand below each other."""
+    if "accuracy" in name:
+        return percent(value)
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 100 else decimal(value)
+
+
+def metric_name(name: str) -> str:
+    """'val_ema/accuracy' -> 'val ema accuracy'"""
+    return name.replace("/", " ").replace("_", " ")

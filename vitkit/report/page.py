@@ -1,0 +1,194 @@
+"""One HTML page from parts: no file, script or address outside it; text is escaped unless it is Html."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Iterable, Sequence
+
+# name -> (in the light, in the dark); curves draw with the first and are shown with the one that fits.
+THEME = {
+    "paper": ("#ffffff", "#101317"),
+    "raised": ("#f7f8fa", "#181c22"),
+    "ink": ("#1b2027", "#e7eaee"),
+    "muted": ("#646e7c", "#98a3b1"),
+    "line": ("#e3e7ec", "#2b323b"),
+    "good": ("#12804a", "#4cc38a"),
+    "busy": ("#1f5fd0", "#6ea8ff"),
+    "weak": ("#a15c00", "#f0b35a"),
+    "bad": ("#c02a2a", "#ff8080"),
+    "run-0": ("#2463eb", "#6ba1ff"),
+    "run-1": ("#d9730a", "#ffab57"),
+    "run-2": ("#0a8f68", "#3fcf9f"),
+    "run-3": ("#c7327f", "#ff7fbc"),
+    "run-4": ("#7a3fe0", "#b394ff"),
+    "run-5": ("#0d8aa8", "#4fd0ea"),
+    "run-6": ("#d13438", "#ff8a85"),
+    "run-7": ("#6b8f10", "#b5d84a"),
+    "run-8": ("#8b5a34", "#d3a17a"),
+    "run-9": ("#5b6b82", "#a9b7cb"),
+}
+
+_STYLE = """
+*,*::before,*::after{box-sizing:border-box}
+html{-webkit-text-size-adjust:100%}
+body{margin:0;background:var(--paper);color:var(--ink);
+  font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+  font-variant-numeric:tabular-nums}
+main{max-width:1120px;margin:0 auto;padding:40px 24px 56px}
+h1{margin:0;font-size:28px;line-height:1.2;font-weight:650;letter-spacing:-.015em;overflow-wrap:anywhere}
+h2{margin:48px 0 14px;font-size:18px;line-height:1.3;font-weight:650;letter-spacing:-.005em}
+h3{margin:20px 0 8px;font-size:15px;font-weight:600;overflow-wrap:anywhere}
+p{margin:0 0 12px;max-width:72ch;overflow-wrap:anywhere}
+header p,.note,footer{color:var(--muted);font-size:14px}
+header p{margin:8px 0 0}
+.note{margin:10px 0 0}
+footer{margin-top:56px;padding-top:16px;border-top:1px solid var(--line);font-size:13px}
+.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(180px,1fr));gap:1px;margin:28px 0 0;
+  border:1px solid var(--line);border-radius:10px;overflow:hidden}
+.facts div{padding:12px 16px 13px;box-shadow:0 0 0 1px var(--line)}
+.facts dt{color:var(--muted);font-size:13px}
+.facts dd{margin:1px 0 0;font-size:17px;font-weight:550;line-height:1.35;overflow-wrap:anywhere}
+.facts .lead dd{font-size:24px;letter-spacing:-.01em;line-height:1.25}
+small{display:block;color:var(--muted);font-size:13px;font-weight:400}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px}
+table{border-collapse:collapse;width:100%;font-size:14px}
+th,td{padding:8px 14px;text-align:left;vertical-align:top;white-space:nowrap}
+th{color:var(--muted);font-weight:500;font-size:13px}
+tbody tr>*{border-top:1px solid var(--line)}
+tbody th{color:var(--ink);font-weight:500;font-size:14px}
+td small{min-width:11em;white-space:normal}
+th:first-child{position:sticky;left:0;z-index:1;background:var(--paper)}
+thead th{color:var(--ink);font-weight:550}
+.right{text-align:right}
+.best>*{font-weight:650}
+.best>:first-child::after{content:"★";position:absolute;margin-left:2px;color:var(--muted);font-size:10px}
+.wrap td{white-space:normal;overflow-wrap:anywhere;min-width:9em}
+.wrap th{overflow-wrap:anywhere}
+.key{display:inline-block;vertical-align:middle;margin:-2px 7px 0 0}
+.legend{display:flex;flex-wrap:wrap;gap:4px 22px;margin:0 0 8px;padding:0;list-style:none;font-size:14px}
+.legend li{overflow-wrap:anywhere}
+.legend.quiet{color:var(--muted);font-size:13px}
+.curves{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px 28px;margin:16px 0 0}
+.curves figure{margin:0}
+.curves svg{display:block;width:100%;height:auto;max-width:640px}
+.curves text{font-family:inherit!important}
+.status{display:inline-block;font-weight:550}
+.status::before{content:"";display:inline-block;width:8px;height:8px;margin-right:7px;border-radius:50%;
+  background:currentColor;vertical-align:1px}
+.good{color:var(--good)}.busy{color:var(--busy)}.weak{color:var(--weak)}.bad{color:var(--bad)}
+.alert{margin:20px 0 0;padding:10px 16px;border-left:3px solid var(--bad);background:var(--raised);max-width:none}
+details{margin:10px 0;border:1px solid var(--line);border-radius:10px;overflow:hidden}
+summary{padding:10px 16px;cursor:pointer;font-weight:550;overflow-wrap:anywhere}
+summary:hover{background:var(--raised)}
+summary:focus-visible,.scroll:focus-visible{outline:2px solid var(--busy);outline-offset:-2px}
+details>.scroll{border-width:1px 0 0;border-radius:0}
+pre{margin:0;padding:12px 16px;overflow-x:auto;background:var(--raised);border-radius:10px;
+  font:13px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
+details>pre{border-radius:0;border-top:1px solid var(--line)}
+@media(max-width:600px){
+  main{padding:24px 16px 40px}
+  h1{font-size:23px}
+  h2{margin-top:36px}
+  .facts{grid-template-columns:repeat(2,1fr)}
+  .facts div{padding:10px 12px}
+  .facts dd{font-size:16px}
+  .facts .lead{grid-column:1/-1}
+  th,td{padding:7px 11px}
+  tbody th:first-child{white-space:normal;min-width:8.5em;max-width:9.5em;overflow-wrap:break-word}
+}
+@media print{main{max-width:none}.scroll{overflow:visible}}
+"""
+
+
+class Html(str):
+    """Text that is HTML already; any other text is escaped where it joins a page."""
+
+    __slots__ = ()
+
+
+def element(tag: str, *content: str, **attributes: str) -> Html:
+    """Return one element; `class_` gives its class, other attributes go by their own names."""
+    words = "".join(
+        f' {name.rstrip("_")}="{html.escape(value)}"' for name, value in attributes.items() if value
+    )
+    return Html(f"<{tag}{words}>{join(content)}</{tag}>")
+
+
+def join(content: Iterable[str]) -> Html:
+    """Return parts one after the other, escaped where they are not Html."""
+    return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in content))
+
+
+def section(title: str, *content: str) -> Html:
+    """A part of the page under its heading."""
+    return element("section", element("h2", title), *content)
+
+
+def fold(title: str, *content: str) -> Html:
+    """What is shown when asked for."""
+    return element("details", element("summary", title), *content)
+
+
+def facts(entries: Iterable[tuple[str, str]], *, num_leads: int = 0) -> Html:
+    """Names and values in a grid of tiles, the first ones larger."""
+    tiles = (
+        element("div", element("dt", name), element("dd", value), class_="lead" if place < num_leads else "")
+        for place, (name, value) in enumerate(entries)
+    )
+    return element("dl", *tiles, class_="facts")
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    best: int | None = None,
+    wrap: bool = False,
+) -> Html:
+    """A table that scrolls by itself where it is too wide; the first cell of a row names it.
+
+    right: columns to align right. best: the row to stress. wrap: break long cells.
+    """
+    sides = ["right" if column in right else "" for column in columns]
+    head = element(
+        "tr",
+        *(element("th", name, scope="col", class_=side) for name, side in zip(columns, sides, strict=True)),
+    )
+    body = (
+        element(
+            "tr",
+            element("th", row[0], scope="row", class_=sides[0]),
+            *(element("td", cell, class_=side) for cell, side in zip(row[1:], sides[1:], strict=True)),
+            class_="best" if place == best else "",
+        )
+        for place, row in enumerate(rows)
+    )
+    whole = element("table", element("thead", head), element("tbody", *body), class_="wrap" if wrap else "")
+    return element("div", whole, class_="scroll", tabindex="0")
+
+
+def page(title: str, *parts: str, about: str = "", foot: str = "") -> str:
+    """Return the whole page."""
+    light, dark = (
+        "".join(f"--{name}:{shades[shade]};" for name, shades in THEME.items()) for shade in (0, 1)
+    )
+    style = f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}{_STYLE}"
+    header = element("header", element("h1", title), *([element("p", about)] if about else []))
+    footer = [element("footer", foot)] if foot else []
+    # The policy forbids what the page does not need: it loads nothing and runs nothing.
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>{html.escape(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+{element("main", header, *parts, *footer)}
+</body>
+</html>
+"""

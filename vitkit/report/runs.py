@@ -1,0 +1,330 @@
+"""The report on one or several runs: a page and a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitkit import __version__
+from vitkit.errors import InputError
+from vitkit.report import curves, numbers
+from vitkit.report.folder import Run, finite, flatten, read_run
+from vitkit.report.page import Html, element, facts, fold, join, page, section, table
+
+PAGE, PICTURE = "index.html", "curves.png"
+MOST_OPEN = 12
+"Rows of evaluations that are shown without asking."
+MOST_ROWS = 200
+STATUS = {"done": "good", "running": "busy", "stopped": "weak", "failed": "bad"}
+NOTHING = "–"
+
+
+def report(
+    runs: Sequence[str | os.PathLike[str]], *, out: str | os.PathLike[str] | None = None, force: bool = False
+) -> dict[str, Any]:
+    """Draw curves and results of runs as a self-contained page and a PNG, and return where they are.
+
+    out: folder to write; left out, RUN/report for one run and ./report for several.
+    """
+    paths = [Path(run).expanduser() for run in runs]
+    if not paths:
+        raise InputError("no run was given; expected one or more folders such as runs/NAME")
+    if len(paths) > curves.MOST_RUNS:
+        raise InputError(
+            f"{len(paths)} runs were given; a report can tell {curves.MOST_RUNS} apart: name fewer"
+        )
+    for place, path in enumerate(paths):
+        if path.resolve() in [other.resolve() for other in paths[:place]]:
+            raise InputError(f"{path} was given twice; name each run once")
+    found = _with_own_names([read_run(path) for path in paths])
+    folder = (
+        Path(out).expanduser() if out is not None else (paths[0] if len(paths) == 1 else Path()) / "report"
+    )
+    targets = _targets(folder, force)
+    if not curves.panels(found):
+        raise InputError(
+            f"{paths[0]} has no curve to draw: expected finite numbers, such as a loss, in its metrics"
+        )
+    contents = (_page(found).encode("utf-8", "backslashreplace"), curves.png(found))
+    for target, content in zip(targets, contents, strict=True):
+        _write(target, content)
+    return {"html": str(targets[0]), "png": str(targets[1]), "runs": [summary(run) for run in found]}
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """Return what is known of a run, as one JSON object; what isn't is None."""
+    state, cost = run.state, _mapping(run.state.get("cost"))
+    speeds = [line["images_per_second"] for line in run.training if "images_per_second" in line]
+    last = max(run.training + run.evaluations, key=lambda line: line["step"])
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "status": _text(state.get("status")),
+        "model": _model(run.config),
+        "data": _data(run.config),
+        "step": run.step,
+        "steps": finite(state.get("steps")),
+        "epoch": last.get("epoch"),
+        "best": _best(state.get("best")),
+        "final": run.finals,
+        "seconds": finite(state.get("seconds")) or last.get("seconds"),
+        "images_per_second": statistics.median(speeds) if speeds else None,
+        "parameters": finite(cost.get("parameters")),
+        "exaflops": finite(cost.get("exaflops")),
+        "device": _text(_mapping(state.get("environment")).get("device")),
+        "message": _text(state.get("message")),
+    }
+
+
+def _page(runs: Sequence[Run]) -> str:
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    panels = (element("figure", curves.svg(runs, panel)) for panel in curves.panels(runs))
+    remark = curves.remark(runs)
+    return page(
+        title,
+        *_summary_parts(runs),
+        section(
+            "Curves",
+            curves.legend(runs),
+            element("div", *panels, class_="curves"),
+            *([element("p", remark, class_="note")] if remark else []),
+        ),
+        *_evaluation_parts(runs),
+        *_config_parts(runs),
+        *_command_parts(runs),
+        about=_about(runs),
+        foot=f"vitkit {__version__}",
+    )
+
+
+def _about(runs: Sequence[Run]) -> str:
+    if len(runs) > 1:
+        return "Curves, results and differences of training runs"
+    state = runs[0].state
+    words = [f"{verb} {_time(state[name])}" for verb, name in _MOMENTS if _text(state.get(name))]
+    return ", ".join(["Training run", *words])
+
+
+_MOMENTS = (("started", "started"), ("last written", "updated"))
+
+
+def _time(moment: str) -> str:
+    """'2026-03-01T12:34:56.7+00:00' -> '2026-03-01 12:34'"""
+    return moment[:16].replace("T", " ")
+
+
+def _summary_parts(runs: Sequence[Run]) -> list[Html]:
+    found = [summary(run) for run in runs]
+    alerts = [
+        element(
+            "p", f"{entry['name']}: {entry['message']}" if len(runs) > 1 else entry["message"], class_="alert"
+        )
+        for entry in found
+        if entry["status"] == "failed" and entry["message"]
+    ]
+    rows = [_facts(entry) for entry in found]
+    if len(runs) == 1:
+        has_best = found[0]["best"] is not None
+        return [*alerts, facts(rows[0].items(), num_leads=1 if has_best else 0)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    lines = [[name, *(row.get(name, NOTHING) for row in rows)] for name in names]
+    return [*alerts, section("Summary", table(["", *_heads(runs)], lines))]
+
+
+def _heads(runs: Sequence[Run]) -> list[str]:
+    """Return the names of runs, each with its colour."""
+    return [join([curves.key(curves.Look(f"run-{place}")), run.name]) for place, run in enumerate(runs)]
+
+
+def _facts(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is known of a run as names and words."""
+    known: dict[str, str] = {}
+    if best := found["best"]:
+        name = best["metric"]
+        where = f"{numbers.metric_name(name)} at step {best['step']:,}"
+        known["Best"] = join([numbers.metric(name, best["value"]), " ", element("small", where)])
+    for name, value in found["final"].items():
+        known[f"Final {numbers.metric_name(name)}"] = numbers.metric(name, value)
+    if status := found["status"]:
+        known["Status"] = element("span", status, class_=f"status {STATUS.get(status, 'weak')}")
+    step, steps = found["step"], found["steps"]
+    known["Steps"] = f"{step:,} of {steps:,}" if steps and steps != step else f"{step:,}"
+    if found["epoch"] is not None:
+        known["Epochs"] = numbers.decimal(round(found["epoch"], 2))
+    for name, label, words in _NUMBERS:
+        if found[name] is not None:
+            known[label] = words(found[name])
+    for name in ("model", "data", "device"):
+        if found[name]:
+            known[name.capitalize()] = found[name]
+    return known
+
+
+_NUMBERS = (
+    ("seconds", "Training time", numbers.duration),
+    ("images_per_second", "Images/s, median", numbers.decimal),
+    ("parameters", "Parameters", numbers.compact),
+    ("exaflops", "ExaFLOPs", numbers.decimal),
+)
+
+
+def _evaluation_parts(runs: Sequence[Run]) -> list[Html]:
+    tables = []
+    for run in runs:
+        if run.evaluations:
+            shown = _evaluation_table(run)
+            count = len(run.evaluations)
+            if len(runs) == 1 and count <= MOST_OPEN:
+                tables.append(shown)
+            else:
+                words = f"{count:,} evaluations" if count > 1 else "1 evaluation"
+                tables.append(fold(words if len(runs) == 1 else f"{run.name}: {words}", shown))
+            if count > MOST_ROWS:
+                tables.append(element("p", f"{MOST_ROWS} of {count:,} rows, evenly spread.", class_="note"))
+    return [section("Evaluations", *tables)] if tables else []
+
+
+def _evaluation_table(run: Run) -> Html:
+    best = _best(run.state.get("best"))
+    lines = run.evaluations
+    if len(lines) > MOST_ROWS:
+        kept = {place * (len(lines) - 1) // (MOST_ROWS - 1) for place in range(MOST_ROWS)}
+        lines = [
+            line
+            for place, line in enumerate(lines)
+            if place in kept or (best and line["step"] == best["step"])
+        ]
+    columns = {
+        "epoch": "Epoch",
+        **{name: numbers.metric_name(name).capitalize() for name in run.metrics},
+        "seconds": "Time",
+    }
+    columns = {name: title for name, title in columns.items() if any(name in line for line in lines)}
+
+    def cell(line: Mapping[str, float], name: str) -> str:
+        if name not in line:
+            return NOTHING
+        if name == "seconds":
+            return numbers.duration(line[name])
+        return numbers.decimal(round(line[name], 2)) if name == "epoch" else numbers.metric(name, line[name])
+
+    rows = [[f"{line['step']:,.0f}", *(cell(line, name) for name in columns)] for line in lines]
+    steps = [line["step"] for line in lines]
+    titles = ["Step", *columns.values()]
+    place = steps.index(best["step"]) if best and best["step"] in steps else None
+    return table(titles, rows, right=titles, best=place)
+
+
+def _config_parts(runs: Sequence[Run]) -> list[Html]:
+    if len(runs) == 1:
+        config = runs[0].config
+        if not config:
+            return []
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
+        parts = [fold("Settings", element("pre", text))]
+        if environment := _mapping(runs[0].state.get("environment")):
+            rows = [[name, _setting(value)] for name, value in flatten(environment).items()]
+            parts.append(fold("Environment", table(["Name", "Value"], rows, wrap=True)))
+        return [section("Config", *parts)]
+    different = differences([run.config for run in runs])
+    if not different:
+        return [section("Config differences", element("p", "All runs have the same config.", class_="note"))]
+    rows = [[name, *map(_setting, values)] for name, values in different.items()]
+    return [section("Config differences", table(["", *_heads(runs)], rows, wrap=True))]
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the dotted settings that aren't the same in all configs, with the value in each; absent ones are ''."""
+    flat = [flatten(config) for config in configs]
+    names = dict.fromkeys(name for config in flat for name in config)
+    values = {name: [config.get(name, "") for config in flat] for name in names}
+    return {name: row for name, row in values.items() if len({_setting(value) for value in row}) > 1}
+
+
+def _setting(value: Any) -> str:
+    """Return a setting as YAML writes it."""
+    if isinstance(value, str):
+        return value or NOTHING
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _command_parts(runs: Sequence[Run]) -> list[Html]:
+    shown: list[Html] = []
+    for run in runs:
+        command = run.state.get("command")
+        if isinstance(command, list):
+            command = shlex.join(map(str, command))
+        if _text(command):
+            shown += [element("h3", run.name)] if len(runs) > 1 else []
+            shown.append(element("pre", str(command)))
+    return [section("Run again", *shown)] if shown else []
+
+
+def _best(best: Any) -> dict[str, Any] | None:
+    """Return metric, value and step of the best evaluation where all are there."""
+    best = _mapping(best)
+    value, step = finite(best.get("value")), finite(best.get("step"))
+    if value is None or step is None or not _text(best.get("metric")):
+        return None
+    return {"metric": best["metric"], "value": value, "step": int(step)}
+
+
+def _model(config: Mapping[str, Any]) -> str | None:
+    model = config.get("model")
+    return _text(model) or _text(_mapping(model).get("name"))
+
+
+def _data(config: Mapping[str, Any]) -> str | None:
+    data = config.get("data")
+    return _text(data) or _text(_mapping(data).get("train"))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _with_own_names(runs: list[Run]) -> list[Run]:
+    """Name runs by their folders where two have one name."""
+    names = [run.name for run in runs]
+    return [replace(run, name=str(run.path)) if names.count(run.name) > 1 else run for run in runs]
+
+
+def _targets(folder: Path, force: bool) -> tuple[Path, Path]:
+    """Return where page and picture go, checked before anything is drawn."""
+    if folder.suffix.lower() in (".html", ".png") or folder.is_file():
+        raise InputError(f"out is {str(folder)!r}; expected a folder, to hold {PAGE} and {PICTURE}")
+    targets = folder / PAGE, folder / PICTURE
+    for target in targets:
+        if target.exists() and not force:
+            raise InputError(f"{target} exists; --force overwrites it")
+    return targets
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(content)
+            os.chmod(part, 0o644)
+            os.replace(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

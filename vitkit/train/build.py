@@ -1,0 +1,247 @@
+"""From a config to what a run is made of: data, model, objective, optimiser, loader, evaluator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from vitkit.config import override
+from vitkit.data.loader import Loader
+from vitkit.data.memory import cached
+from vitkit.data.open import open_data
+from vitkit.data.pipeline import Pipeline, parse_pipeline
+from vitkit.data.sources.source import Source
+from vitkit.errors import InputError
+from vitkit.evaluate.classification import Classification
+from vitkit.models import build as build_module
+from vitkit.models.configs import Preprocessing
+from vitkit.models.model import Model
+from vitkit.models.names import default_preprocessing, model_config
+from vitkit.objectives import build_objective
+from vitkit.objectives.objective import Objective
+from vitkit.train.average import Average
+from vitkit.train.config import PreprocessingConfig, TrainConfig
+from vitkit.train.distributed import blocks, replicate, shard
+from vitkit.train.durations import parse_duration
+from vitkit.train.optimizers import build_optimizer, freeze_parameters
+from vitkit.train.schedules import build_schedule
+from vitkit.weights.load import find_source, load_model
+from vitkit.world import World
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Periods:
+    """The run's durations in steps."""
+
+    total: int
+    log: int
+    evaluate: int
+    checkpoint: int
+    per_epoch: float
+
+
+@dataclass
+class Parts:
+    """What a run is made of."""
+
+    periods: Periods
+    source: Source
+    preprocessing: Preprocessing
+    model: Model
+    objective: Objective
+    forward: nn.Module
+    "The objective as a step calls it: replicated over processes, compiled."
+    optimizer: Optimizer
+    schedule: Callable[[int], float]
+    average: Average | None
+    loader: Loader
+    evaluator: Classification | None
+    evaluated: str
+    "Name of the split that is measured."
+    notes: tuple[str, ...]
+
+
+def build(config: TrainConfig, world: World) -> Parts:
+    """Return all parts of a run, the same on every process."""
+    source = open_data(config.data.train, default="train")
+    periods = resolve_periods(config, len(source))
+    pipeline = parse_pipeline(config.data.pipeline)
+    model, preprocessing, notes = build_model(config, source.class_names)
+    check_size(pipeline, source, model)
+    measured = _open_measured(config, source)
+    model.activation_checkpointing = config.activation_checkpointing
+    freeze_parameters(model, config.optimizer.freeze)
+    objective = build_objective(config.objective, model, preprocessing, source.has_several_labels)
+    objective.to(world.device).train()
+    forward = share(config, objective, world)
+    own = [(name, p) for name, p in objective.named_parameters() if not name.startswith("model.")]
+    micro = config.micro_batch if isinstance(config.micro_batch, int) else EVALUATION_BATCH
+    loader = Loader(
+        source,
+        pipeline,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        sampling=config.data.sampling,
+        group=config.data.group,
+        mix_until=_mix_until(config, periods),
+        rank=world.rank,
+        ranks=world.ranks,
+        device=world.device,
+        workers=config.data.workers,
+        cache=config.data.cache,
+        bad_images=config.data.bad_images,
+    )
+    evaluator = None
+    if measured:
+        batch_size = min(micro, loader.count, EVALUATION_BATCH)
+        evaluator = Classification(
+            measured, preprocessing, batch_size=batch_size, world=world, workers=config.data.workers
+        )
+    return Parts(
+        periods,
+        source,
+        preprocessing,
+        model,
+        objective,
+        forward,
+        build_optimizer(model, config.optimizer, own),
+        build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch),
+        None if config.average is None else Average(model, config.average),
+        loader,
+        evaluator,
+        measured.split if measured else "",
+        (*source.notes, *notes, *(measured.notes if measured else ())),
+    )
+
+
+def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
+    """Return the durations of a config in steps."""
+    per_epoch = num_images / config.batch_size
+    total = parse_duration(config.duration, per_epoch, what="duration")
+    if total < 1:
+        raise InputError(f"duration {config.duration!r} is no step at all; train for at least one")
+
+    def steps(name: str) -> int:
+        if not (found := parse_duration(getattr(config, name), per_epoch, total, name)):
+            raise InputError(f"{name} must be at least one step, not {getattr(config, name)!r}")
+        return found
+
+    return Periods(total, steps("log_every"), steps("evaluate_every"), steps("checkpoint_every"), per_epoch)
+
+
+def build_model(
+    config: TrainConfig, class_names: tuple[str, ...]
+) -> tuple[Model, Preprocessing, tuple[str, ...]]:
+    """Return the model to train with a head for the data's classes, its preprocessing, and notes on its origin."""
+    settings = {name: value for name, value in config.model.items() if name != "name"}
+    size = settings.pop("image_size", None) or parse_pipeline(config.data.pipeline).size
+    if settings.pop("num_classes", len(class_names)) != len(class_names):
+        raise InputError(
+            f"num_classes in model differs from the data's {len(class_names)} classes: leave it out"
+        )
+    size = tuple(size) if isinstance(size, list) else size
+    name = config.model["name"]
+    torch.manual_seed(config.seed)
+    if find_source(name).path is None:
+        sized = {} if size is None else {"image_size": size}
+        wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
+        return build_module(wanted), _preprocessing(config.preprocessing, default_preprocessing(wanted)), ()
+    loaded = load_model(name, image_size=size)
+    model, notes = _with_settings(loaded.model, settings, name), (f"starts from {name}", *loaded.notes)
+    if loaded.class_names != class_names:
+        model.reset_head(len(class_names))
+        notes += (f"the head is new, for {len(class_names)} classes",)
+    return model, _preprocessing(config.preprocessing, loaded.preprocessing), notes
+
+
+def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
+    """Return a trained model with other settings, such as dropout, which must leave its weights as they are."""
+    wanted = override(model.config, settings, "model")
+    if wanted == model.config:
+        return model
+    changed = build_module(wanted)
+    try:
+        changed.load_state_dict(model.state_dict())
+    except RuntimeError as error:
+        reason = str(error).split("\n\t")[-1].strip()
+        raise InputError(f"model settings don't fit the weights of {name}: {reason}") from None
+    return changed
+
+
+def check_size(pipeline: Pipeline, source: Source, model: Model) -> None:
+    """Refuse a pipeline whose images the model can't take, before anything is computed."""
+    size = pipeline.size
+    if size is None and source.images is not None and not pipeline.image:
+        size = (source.images.shape[1], source.images.shape[2])
+    if size is None:
+        raise InputError(
+            "the pipeline leaves the size of images open: begin it with a crop or resize, such as "
+            f"resize({model.config.size[0]})"
+        )
+    if size != model.config.size:
+        have, want = (f"{height}x{width}" for height, width in (size, model.config.size))
+        raise InputError(f"the pipeline gives images of {have}, the model takes {want}: make them equal")
+
+
+def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:
+    """Return the objective as all processes run it together: in its precision, sharded or replicated, compiled."""
+    dtype = compute_dtype(config, world.device)
+    forward: nn.Module = objective
+    if config.parallel == "fsdp" and torch.distributed.is_initialized():
+        if config.compile:
+            for block in blocks(objective.model):
+                block.compile(dynamic=False)
+        shard(objective, dtype)
+        return objective
+    objective.dtype = dtype
+    if world.ranks > 1:
+        if config.compile == "graphs":
+            raise InputError("compile=graphs is for one process; take compile=true")
+        forward = replicate(objective, world)
+    if config.compile:
+        forward.compile(dynamic=False, mode="reduce-overhead" if config.compile == "graphs" else None)
+    return forward
+
+
+def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """Return what activations are computed in."""
+    if config.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+
+
+def _open_measured(config: TrainConfig, source: Source) -> Source | None:
+    if config.data.evaluate is None:
+        return None
+    measured = open_data(config.data.evaluate, default="measure", classes=source.class_names)
+    measured = cached(measured, config.data.cache)
+    if measured.has_several_labels != source.has_several_labels:
+        raise InputError(
+            f"{config.data.evaluate} and {config.data.train} differ in whether images have several labels"
+        )
+    return measured
+
+
+def _mix_until(config: TrainConfig, periods: Periods) -> int | None:
+    if config.data.mix_until is None:
+        return None
+    return parse_duration(config.data.mix_until, periods.per_epoch, periods.total, "mix_until")
+
+
+def _preprocessing(config: PreprocessingConfig, base: Preprocessing) -> Preprocessing:
+    given: dict[str, Any] = {
+        field.name: value
+        for field in dataclasses.fields(config)
+        if (value := getattr(config, field.name)) is not None
+    }
+    if given.get("crop_fraction") == 0:
+        given["crop_fraction"] = None
+    return dataclasses.replace(base, **given)

@@ -1,0 +1,294 @@
+"""Checkpoints: written aside, checksummed and renamed, so that what has its name is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from vitkit.errors import InputError
+
+Result = TypeVar("Result")
+STATE, MANIFEST = "state.json", "manifest.json"
+# A checkpoint has its step as name. One that another of the same step replaces is `.STEP.old` until that is
+# in its place. What ends in `.part` is not whole: being written, or being removed.
+_NAME = re.compile(r"(\d{8,})|\.(\d{8,})\.old")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint."""
+
+    step: int
+    path: Path
+    state: dict[str, Any]
+    "What was saved beside the tensors."
+
+    def load(self, tensors: Mapping[str, Any]) -> None:
+        """Fill the tensors of a nested dict, plain or sharded, in place; they must be those that were saved."""
+        wanted = _flatten(tensors)
+        with _speaking_of(self.path, "read"):
+            stored = dcp.FileSystemReader(self.path).read_metadata().state_dict_metadata
+            for name in sorted(wanted.keys() | stored.keys()):
+                there, here = _describe(stored.get(name)), _describe(wanted.get(name))
+                if there != here:
+                    raise InputError(
+                        f"{self.path} is of another model or optimiser: {name!r} is {there} there, {here} here; "
+                        "use the settings it was saved with, or start another run"
+                    )
+            dcp.load(wanted, storage_reader=dcp.FileSystemReader(self.path))
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int) -> None:
+    """Save the tensors of a nested dict and the JSON of `state` as folder/STEP, and keep the last `keep`.
+
+    Every rank calls it, with a folder that all share; the state of rank 0 counts.
+    """
+    assert keep >= 1
+    path = folder / f"{step:08d}"
+    part = _part(path)
+    try:
+        with _speaking_of(path, "written"):
+            on_first_rank(lambda: _start(folder, part))
+            dcp.save(_flatten(tensors), storage_writer=_Writer(part))
+            digests = on_every_rank(lambda: _digests(part, part.glob(f"__{_rank()}_*")))
+            files = {name: digest for rank in digests for name, digest in rank.items()}
+            on_first_rank(lambda: _finish(part, path, state, files))
+            on_first_rank(lambda: _prune(folder, path, keep))
+    finally:
+        if _rank() == 0:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest whole checkpoint, or None where there is none at all; each broken one is warned of."""
+
+    def find() -> Checkpoint | None:
+        found = _checkpoints(folder)
+        for place, path in enumerate(found):
+            try:
+                return _verified(path)
+            except (OSError, ValueError) as error:
+                cause = (error.strerror if isinstance(error, OSError) else None) or error
+                rest = "; trying the one before it" if place + 1 < len(found) else ""
+                warn(f"checkpoint {path} is broken: {cause}{rest}")
+        if found:
+            raise InputError(
+                f"no checkpoint in {folder} is whole; restore one from a copy, "
+                "or remove that folder to start from the beginning"
+            )
+        return None
+
+    with _speaking_of(folder, "read"):
+        return on_first_rank(find)
+
+
+def on_every_rank(function: Callable[[], Result]) -> list[Result]:
+    """Call a function on every rank and return what all gave; what one raises is raised on all."""
+    given: list[tuple[Any, Exception | None]]
+    try:
+        given = [(function(), None)]
+    except Exception as error:
+        given = [(None, error)]
+    if _distributed():
+        mine = given[0]
+        given = given * dist.get_world_size()
+        dist.all_gather_object(given, mine)
+    for _, failure in given:
+        if failure is not None:
+            raise failure
+    return [result for result, _ in given]
+
+
+def on_first_rank(function: Callable[[], Result]) -> Result:
+    """Call a function on rank 0 and return on every rank what it gave; what it raises is raised on all."""
+    result = on_every_rank(lambda: function() if _rank() == 0 else None)[0]
+    return result  # type: ignore[return-value]
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _rank() -> int:
+    return dist.get_rank() if _distributed() else 0
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Raises what the file system said, where torch.save hides it behind an error of its own."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            raise _cause(error) or error from None
+
+
+def _cause(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+@contextmanager
+def _speaking_of(path: Path, done: str) -> Iterator[None]:
+    """Make one line of what the file system says, on whatever rank it said it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except (OSError, CheckpointException) as error:
+        errors = (
+            [failure for failure, _ in error.failures.values()]
+            if isinstance(error, CheckpointException)
+            else [error]
+        )
+        for cause in errors:
+            if isinstance(cause, OSError):
+                raise InputError(f"{path} can't be {done}: {cause.strerror or cause}") from None
+        raise errors[0] from error
+
+
+def _flatten(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    flat: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        path = f"{prefix}{name}"
+        inner = _flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+        assert all(isinstance(tensor, Tensor) for tensor in inner.values()), (
+            "other values belong in the state"
+        )
+        assert not flat.keys() & inner.keys(), f"two tensors are named {path}"
+        flat |= inner
+    return flat
+
+
+def _describe(entry: Any) -> str:
+    """Say dtype and shape of a tensor, or of what a checkpoint has under its name."""
+    if entry is None:
+        return "missing"
+    dtype = entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else entry.dtype
+    shape = entry.size if isinstance(entry, TensorStorageMetadata) else entry.shape
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name.removeprefix('.')}.part")
+
+
+def _step(path: Path) -> int:
+    return int(re.sub(r"\D", "", path.name))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the folders that may be checkpoints, newest first; of two of one step, the later saved."""
+    if not folder.exists():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (_step(path), path.suffix != ".old"), reverse=True)
+
+
+def _start(folder: Path, part: Path) -> None:
+    """Make an empty folder to write to, and remove what killed processes left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    part.mkdir()
+
+
+def _digests(folder: Path, files: Iterator[Path]) -> dict[str, dict[str, Any]]:
+    """Return name, size and checksum of each file; hashing leaves Python, so that threads are quicker."""
+    with ThreadPoolExecutor() as pool:
+        return dict(pool.map(lambda path: (path.name, _digest(path)), files))
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"size": os.fstat(file.fileno()).st_size, "sha256": checksum}
+
+
+def _finish(part: Path, path: Path, state: Mapping[str, Any], files: dict[str, dict[str, Any]]) -> None:
+    """Write the state, last the manifest, and give the checkpoint its name."""
+    for name in files:
+        if not (part / name).exists():
+            raise InputError(f"{path.parent} is not one folder to all ranks; use one on a shared file system")
+    _write(part / STATE, json.dumps(state, indent=2, allow_nan=False))
+    files |= _digests(part, iter([part / STATE, part / ".metadata"]))
+    _write(part / MANIFEST, json.dumps({"files": files}, indent=2))
+    _sync_folder(part)
+    if path.exists():
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+    part.rename(path)
+    _sync_folder(path.parent)
+
+
+def _prune(folder: Path, newest: Path, keep: int) -> None:
+    """Remove all but `newest` and the checkpoints before it that are to be kept.
+
+    Later steps than `newest` are those that a resumed run passed over, since they are broken.
+    """
+    others = [path for path in _checkpoints(folder) if path != newest]
+    before = [path for path in others if _step(path) < _step(newest) and path.suffix != ".old"]
+    for path in others:
+        if path not in before[: keep - 1]:
+            path.rename(_part(path))
+            shutil.rmtree(_part(path), ignore_errors=True)
+
+
+def _verified(path: Path) -> Checkpoint:
+    """Return a checkpoint whose files are all as its manifest says; ValueError or OSError says what is not."""
+    if not path.is_dir():
+        raise ValueError("it is no folder")
+    if not (path / MANIFEST).exists():
+        raise ValueError(f"{MANIFEST} is missing")
+    try:
+        files = json.loads((path / MANIFEST).read_bytes())["files"]
+        sizes = {name: digest["size"] for name, digest in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{MANIFEST} can't be read") from None
+    for name in {STATE: 0, ".metadata": 0} | sizes:
+        if name not in sizes:
+            raise ValueError(f"{MANIFEST} lacks {name}")
+        if not (path / name).is_file():
+            raise ValueError(f"{name} is missing")
+        if (size := (path / name).stat().st_size) != sizes[name]:
+            raise ValueError(f"{name} has {size} bytes instead of {sizes[name]}")
+    digests = _digests(path, (path / name for name in files))
+    for name in files:
+        if digests[name] != files[name]:
+            raise ValueError(f"{name} has another checksum")
+    return Checkpoint(_step(path), path, json.loads((path / STATE).read_bytes()))
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names in a folder outlast a power cut, where the system lets a folder be opened."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

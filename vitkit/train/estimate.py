@@ -1,0 +1,82 @@
+"""What a run will cost: exact operations, and an estimate of its time from a matrix product measured just now."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from vitkit.cost import cost_of, training_exaflops
+from vitkit.models.configs import ModelConfig
+
+# Share of the measured matrix rate that training reaches, measured with B/16: 0.5 on an H200 (bf16, compiled), 0.6 on
+# two CPU cores. Small models reach less.
+SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A run's cost and its likely time."""
+
+    parameters: int
+    exaflops: float
+    rate: float
+    "Operations per second of a large matrix product on this device."
+    seconds: float
+    flops_per_image: float
+
+    def lines(self, duration: object, is_cuda: bool) -> list[str]:
+        """Say it to people, with ways to shorten the run."""
+        faster = "compile=true" if is_cuda else "a GPU"
+        return [
+            f"cost: {self.parameters:,} parameters, {self.exaflops:.3g} exaFLOPs; "
+            f"estimated time: {in_words(self.seconds)} for steps alone ({self.rate / 1e12:,.2g} TFLOP/s measured, "
+            f"{SHARE:.0%} of it assumed)",
+            f"shorter: duration=... (now {duration}), a smaller model (model.name=...), smaller images, {faster}",
+        ]
+
+
+def estimate(
+    config: ModelConfig, images: int, device: torch.device, dtype: torch.dtype, processes: int
+) -> Estimate:
+    """Return what training on so many images costs."""
+    cost = cost_of(config)
+    exaflops = training_exaflops(cost.macs, images)
+    rate = matrix_rate(device, dtype) * processes
+    flops = exaflops * 1e18
+    return Estimate(cost.parameters, exaflops, rate, flops / (rate * SHARE), flops / images)
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) -> float:
+    """Return the operations per second of a large matrix product."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    done, began = 0, 0.0
+    for trial in range(10_000):
+        if trial == 2:  # warm
+            _wait(device)
+            began = time.perf_counter()
+        torch.mm(a, b)
+        done += trial >= 2
+        if trial % 8 == 7:
+            _wait(device)
+            if time.perf_counter() - began > seconds:
+                break
+    _wait(device)
+    return 2 * size**3 * done / (time.perf_counter() - began)
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration as people say it."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

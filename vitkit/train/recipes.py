@@ -1,0 +1,68 @@
+"""Recipes: one YAML file per published run, its command, cost and result at the head; and the configs they become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import vitkit
+from vitkit.config import from_dict, merge, read_yaml
+from vitkit.errors import InputError, did_you_mean
+from vitkit.train.config import TrainConfig
+
+FOLDER = Path(vitkit.__file__).parent / "recipes"
+
+
+def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
+    """Return the config of a recipe, by name or file, with `key=value` changes made."""
+    path = find(recipe)
+    settings = read_yaml(_text(path), path.name)
+    return from_dict(TrainConfig, {"name": path.stem, **merge(settings, changes)}, "the config")
+
+
+def find(recipe: str | Path) -> Path:
+    """Return a recipe's file; an existing path wins over a name."""
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    names = {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
+    if str(recipe) in names:
+        return names[str(recipe)]
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise InputError(f"no such recipe file: {recipe}")
+    hint = did_you_mean(str(recipe), names) or ";"
+    raise InputError(f"unknown recipe {str(recipe)!r}{hint} `vit recipes` lists them all")
+
+
+def list_recipes() -> list[dict[str, Any]]:
+    """Return every recipe with what its head says of it."""
+    return [{"name": path.stem, **head(_text(path))} for path in sorted(FOLDER.glob("*.yaml"))]
+
+
+def head(text: str) -> dict[str, str]:
+    """Return what the comment at a recipe's head says: its first line, then lines such as '# Result: ...'."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line[1:].strip())
+    found = {"about": lines[0] if lines else ""}
+    key = "about"
+    for line in lines[1:]:
+        if match := re.fullmatch(r"([A-Z][a-z]+): (.*)", line):
+            key = match[1].lower()
+            found[key] = match[2]
+        elif line:
+            found[key] += " " + line
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from None

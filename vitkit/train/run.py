@@ -1,0 +1,205 @@
+"""`train`: a recipe, or a run to go on with, becomes a trained model in its run folder."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit.config import from_dict, to_dict
+from vitkit.errors import InputError
+from vitkit.predictor import choose_device
+from vitkit.train import microbatch
+from vitkit.train.build import Parts, build, compute_dtype
+from vitkit.train.checkpoints import on_first_rank
+from vitkit.train.config import TrainConfig
+from vitkit.train.distributed import gradients_stay
+from vitkit.train.estimate import estimate
+from vitkit.train.log import Listener, Silent
+from vitkit.train.loop import fit
+from vitkit.train.recipes import resolve
+from vitkit.train.results import Results
+from vitkit.train.runs import CONFIG, ROOT, RunFolder, is_locked, read_config, read_metrics, run_name
+from vitkit.world import World, join_world
+
+
+def train(
+    recipe: str | Path,
+    changes: Sequence[str] = (),
+    *,
+    run: str | None = None,
+    device: str = "auto",
+    force: bool = False,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train a recipe with `key=value` changes, or go on with a run; return what `vit train --json` prints.
+
+    run: name of the run folder in runs/, or a path; left open, the recipe's name and a hash of its config.
+    force: begin anew, whatever the run folder holds.
+    """
+    if Path(recipe, CONFIG).is_file():
+        if changes:
+            raise InputError(
+                f"a run goes on with its own settings; to change some, train its recipe: {changes[0]}"
+            )
+        if run is not None:
+            raise InputError(f"{recipe} is a run and goes on where it is: leave out --run {run}")
+        path, config = Path(recipe), from_dict(TrainConfig, read_config(recipe), f"{recipe}/{CONFIG}")
+    else:
+        config = resolve(recipe, changes)
+        path = run_path(config, run)
+    return train_config(config, path, device=device, force=force, listener=listener)
+
+
+def train_config(
+    config: TrainConfig,
+    path: Path,
+    *,
+    device: str = "auto",
+    force: bool = False,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train a config in a run folder, from where it stands."""
+    with join_world(choose_device(device)) as world:
+        listener = listener if listener and world.is_first else Silent()
+        folder: RunFolder | None = None
+
+        def open_folder() -> None:
+            nonlocal folder
+            if force and (path / CONFIG).is_file():
+                if is_locked(path):
+                    raise InputError(f"{path} is in use; wait for that run or stop it")
+                shutil.rmtree(path)
+            folder = RunFolder(path, to_dict(config))
+
+        on_first_rank(open_folder)
+        try:
+            return _train(config, path, folder, world, listener)
+        except BaseException as error:
+            if folder:
+                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                with suppress(InputError):  # a full disk, say: what is told is the error itself
+                    folder.update(status=status, message=str(error).split("\n")[0])
+            raise
+        finally:
+            listener.stop()
+            if folder:
+                folder.close()
+
+
+def _train(
+    config: TrainConfig, path: Path, folder: RunFolder | None, world: World, listener: Listener
+) -> dict[str, Any]:
+    parts = build(config, world)
+    images = parts.periods.total * config.batch_size
+    cost = estimate(
+        parts.model.config, images, world.device, compute_dtype(config, world.device), world.ranks
+    )
+    for line in (
+        *parts.notes,
+        *describe(config, parts, world),
+        *cost.lines(config.duration, world.device.type == "cuda"),
+    ):
+        listener.note(line)
+    micro_batch = choose_micro_batch(config, parts, folder, world)
+    if folder:
+        folder.update(
+            command=shlex.join(sys.argv),
+            environment={**folder.record["environment"], **environment(world)},
+            cost={"parameters": cost.parameters, "exaflops": cost.exaflops},
+            micro_batch=micro_batch,
+        )
+    results = Results(config, parts, path, folder, listener, world, cost)
+    is_done = fit(config, parts, micro_batch, results, world)
+    results.finish(is_done)
+    if parts.loader.bad:
+        listener.note(f"{len(parts.loader.bad)} images could not be read and were left out:")
+        for where, reason in parts.loader.bad.items():
+            listener.note(f"  {where}: {reason}")
+    return summary(path, parts) if world.is_first else {}
+
+
+def run_path(config: TrainConfig, run: str | None) -> Path:
+    """Return the folder of a run."""
+    if run is None:
+        return Path(ROOT, run_name(config.name, to_dict(config)))
+    return Path(run) if Path(run).name != run else Path(ROOT, run)
+
+
+def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
+    """Say what will be trained on what."""
+    per_process = f" ({parts.loader.count} on each of {world.ranks} processes)" if world.ranks > 1 else ""
+    return [
+        f"{config.model['name']} on {config.data.train}: {len(parts.source):,} images, "
+        f"{parts.source.num_classes:,} classes",
+        f"{parts.periods.total:,} steps of {config.batch_size:,} images{per_process}, "
+        f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {device_name(world.device)}",
+    ]
+
+
+def choose_micro_batch(config: TrainConfig, parts: Parts, folder: RunFolder | None, world: World) -> int:
+    """Return the images of one forward pass: as asked, or the most that fit, found once and kept with the run."""
+    count = parts.loader.count
+    group = config.data.group if parts.loader.pipeline.mix else 1
+    if config.micro_batch is None or (config.micro_batch == "auto" and world.device.type != "cuda"):
+        return count
+    if isinstance(config.micro_batch, int):
+        return microbatch.check(config.micro_batch, count, group)
+    known = folder.record["micro_batch"] if folder else None
+    known = int(world.gather(torch.tensor([known or 0])).max())
+    if known in microbatch.sizes(count, group):
+        return known
+
+    def attempt(size: int) -> None:
+        batch = {name: tensor[:size] for name, tensor in parts.loader[0].items()}
+        with gradients_stay(parts.forward, parts.model, held=True):
+            parts.forward(batch)[0].backward()
+        parts.optimizer.zero_grad(set_to_none=True)
+
+    size = microbatch.largest_that_fits(count, group, attempt)
+    return int(world.gather(torch.tensor([size])).min())
+
+
+def environment(world: World) -> dict[str, Any]:
+    """Return what the run's numbers depend on beside its config."""
+    import vitkit
+
+    return {
+        "vitkit": vitkit.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device_name(world.device),
+        "processes": world.ranks,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} CPU threads" if device.type == "cpu" else device.type
+
+
+def summary(path: Path, parts: Parts) -> dict[str, Any]:
+    """Return the run in short: its record, and the last value of each metric."""
+    from vitkit.train.runs import read_record
+
+    last: dict[str, Any] = {}
+    for line in read_metrics(path):
+        last |= line
+    record = read_record(path)
+    keys = ("name", "status", "step", "steps", "seconds", "best", "cost", "environment")
+    return {
+        **{key: record[key] for key in keys},
+        "metrics": {key: value for key, value in last.items() if key not in ("step", "seconds")},
+        "run": str(path),
+        "model": str(path / "model") if (path / "model").is_dir() else None,
+        "unreadable": parts.loader.bad,
+    }

@@ -1,0 +1,314 @@
+"""Run folders: name, settings, progress and metrics of a run, and who is at work in it. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from vitkit.errors import InputError
+
+ROOT = "runs"
+CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
+LOCK_SECONDS = 0.5
+# What a list of runs shows, and its types.
+_SHOWN = {
+    "status": str,
+    "step": int,
+    "steps": int,
+    "best": dict | None,
+    "seconds": int | float,
+    "updated": str,
+    "message": str,
+}
+_BEST = {"metric": str, "value": int | float, "step": int}
+
+
+def run_name(recipe: str, config: Mapping[str, Any]) -> str:
+    """Name a run after its recipe and its settings: the same settings are the same run."""
+    return f"{recipe}-{hashlib.sha256(_canonical(config).encode()).hexdigest()[:8]}"
+
+
+class RunFolder:
+    """A run folder in the hands of this process alone, until it is closed or the process ends."""
+
+    def __init__(self, path: str | Path, config: Mapping[str, Any]) -> None:
+        """Make the folder, or open it again for the same settings."""
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _take_lock(self.path)
+        except OSError as error:
+            raise InputError(f"{path} can't be written: {error.strerror or error}") from None
+        try:
+            self._check_config(config)
+            known: dict[str, Any] = {}
+            with suppress(InputError):  # a broken run.json is begun anew: checkpoints hold what counts
+                known = read_record(self.path)
+            self.record = _new_record(self.path.name) | known
+            if not known:
+                self.update()
+        except BaseException:
+            self.close()
+            raise
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of run.json."""
+        assert fields.keys() <= self.record.keys(), f"run.json has no {fields.keys() - self.record.keys()}"
+        self.record |= {**fields, "updated": _now()}
+        _write(self.path / RECORD, json.dumps(self.record, indent=2, allow_nan=False) + "\n")
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl; numbers that are not finite become null, since JSON has none."""
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in line.items()
+        }
+        try:
+            with open(self.path / METRICS, "a", encoding="utf-8") as file:
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            raise InputError(f"{self.path / METRICS} can't be written: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        self._lock.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_config(self, config: Mapping[str, Any]) -> None:
+        import yaml
+
+        path = self.path / CONFIG
+        if not path.exists():
+            if others := sorted(entry.name for entry in self.path.iterdir() if entry.name[0] != "."):
+                raise InputError(
+                    f"{self.path} holds {others[0]!r} and no {CONFIG}: it is no run folder; name another"
+                )
+            plain = json.loads(json.dumps(config, allow_nan=False))
+            _write(path, yaml.safe_dump(plain, sort_keys=False))
+            return
+        theirs, ours = dict(_leaves(read_config(self.path))), dict(_leaves(config))
+        for name in ours | theirs:
+            there, here = (
+                _canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours)
+            )
+            if there != here:
+                raise InputError(
+                    f"{self.path} holds a run with other settings: {name} is {there} there, {here} here; "
+                    "name another run, or remove that folder"
+                )
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Return the settings that a run was started with."""
+    import yaml
+
+    path = Path(folder, CONFIG)
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{folder} is no run folder: it has no {CONFIG}; `vit runs` lists runs") from None
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise InputError(f"{path} is not YAML; restore it, or remove {folder}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path} holds no settings; restore it, or remove {folder}")
+    return config
+
+
+def read_record(folder: str | Path) -> dict[str, Any]:
+    """Return run.json; what a list of runs shows of it is checked."""
+    path = Path(folder, RECORD)
+    try:
+        record = json.loads(path.read_bytes(), parse_constant=_refuse)
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"{path} is not JSON") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{path} is not an object")
+    _check_types(record, _SHOWN, path)
+    if record["best"] is not None:
+        _check_types(record["best"], _BEST, path)
+    try:
+        datetime.fromisoformat(record["updated"])
+    except ValueError:
+        raise InputError(f"{path}: 'updated' is {record['updated']!r}, which is no time") from None
+    return record
+
+
+def _check_types(record: dict[str, Any], types: Mapping[str, Any], path: Path) -> None:
+    for name, kind in types.items():
+        if not isinstance(record.get(name), kind):
+            raise InputError(f"{path}: {name!r} is {record.get(name)!r}")
+
+
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl; a last one that was never finished is left out."""
+    return [line for _, line in _metrics(Path(folder))]
+
+
+def cut_metrics(folder: str | Path, step: int) -> None:
+    """Cut metrics.jsonl back to what was known at a step, as a run does that goes on from there."""
+    path = Path(folder, METRICS)
+    kept = b"".join(text for text, line in _metrics(Path(folder)) if line["step"] <= step)
+    if path.exists() and path.read_bytes() != kept:
+        _write(path, kept.decode())
+
+
+def list_runs(root: str | Path = ROOT) -> list[dict[str, Any]]:
+    """Return what the run folders in `root` say of themselves, the last updated first; `root` may be one too."""
+    folder = Path(root)
+    if not folder.is_dir():
+        if folder == Path(ROOT):
+            return []
+        raise InputError(f"{root} is no folder; expected one that holds runs, such as {ROOT}")
+    try:
+        folders = [folder] if _is_run(folder) else [path for path in folder.iterdir() if _is_run(path)]
+    except OSError as error:
+        raise InputError(f"{root} can't be read: {error.strerror or error}") from None
+    rows = [_row(path) for path in sorted(folders)]
+    return sorted(rows, key=lambda row: row["updated"] or "", reverse=True)
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    try:
+        record = read_record(folder)
+    except InputError as error:
+        record = dict.fromkeys(_SHOWN) | {"status": "unreadable", "message": str(error)}
+    if record["status"] == "running" and not is_locked(folder):
+        record["status"] = "interrupted"
+    name = folder.name or folder.resolve().name
+    return {"name": name, **{field: record[field] for field in _SHOWN}, "path": str(folder)}
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (CONFIG, RECORD, METRICS))
+
+
+def is_locked(folder: Path) -> bool:
+    """Say whether a process is at work in a run folder; where that can't be known, it is."""
+    try:
+        import fcntl
+
+        with open(folder / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return False
+
+
+def _take_lock(folder: Path) -> IO[str]:
+    """Return the open file whose lock says that this process is at work in the folder."""
+    file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 (it stays open)
+    try:
+        import fcntl
+    except ImportError:
+        return file
+    patience = time.monotonic() + LOCK_SECONDS  # whoever lists runs holds the lock for a moment
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < patience:
+                time.sleep(LOCK_SECONDS / 10)
+                continue
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise InputError(
+                f"{folder} is in use by {holder}; wait for it, stop it, or name another run"
+            ) from None
+        except OSError:  # a file system without locks
+            return file
+    # A forked worker may outlive this process, and would keep the lock.
+    os.register_at_fork(after_in_child=file.close)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+def _new_record(name: str) -> dict[str, Any]:
+    """Return run.json as it begins, with all its fields."""
+    return {
+        "name": name,
+        "status": "running",
+        "step": 0,
+        "steps": 0,
+        "command": "",
+        "started": _now(),
+        "updated": _now(),
+        "seconds": 0.0,
+        "environment": {},
+        "micro_batch": None,
+        "best": None,
+        "cost": {},
+        "message": "",
+    }
+
+
+def _metrics(folder: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each whole line of metrics.jsonl as it stands and as it reads."""
+    path = folder / METRICS
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            whole = isinstance(line["step"], int) and text.endswith(b"\n")
+        except (ValueError, KeyError, TypeError):
+            whole = False
+        if whole:
+            yield text, line
+        elif number < len(lines):
+            raise InputError(f"{path}: line {number} is no object with a step; repair or remove that line")
+
+
+def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a nested config by dotted name."""
+    if isinstance(config, Mapping) and (config or not prefix):
+        for name, value in config.items():
+            yield from _leaves(value, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        yield prefix, config
+
+
+def _canonical(config: Any) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _write(path: Path, text: str) -> None:
+    from vitkit.data.parts import written_whole  # its imports are slow, and reading does without
+
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")

@@ -1,0 +1,39 @@
+"""SIGTERM and Ctrl-C ask a run to stop after its step; a second Ctrl-C stops it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopRequest:
+    """Whether someone asked the run to stop, and how."""
+
+    def __init__(self) -> None:
+        self.by: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.by is not None
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        if self.by == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.by = signal.Signals(number)
+
+
+@contextmanager
+def listening() -> Iterator[StopRequest]:
+    """Turn the two signals into requests, where this is the main thread; their old meaning comes back at the end."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    old = {number: signal.signal(number, request.ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,72 @@
+"""The processes that work together: who this one is, and what they agree on. torchrun starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those that train together; without torchrun there is one."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of every process's values."""
+        if self.ranks > 1:
+            values = values.clone()
+            dist.all_reduce(values)
+        return values
+
+    def any(self, claim: bool) -> bool:
+        """Say whether any process claims it."""
+        return bool(self.sum(torch.tensor(float(claim), device=self.device))) if self.ranks > 1 else claim
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return every process's rows on the CPU, in the order of ranks."""
+        rows = rows.cpu()
+        if self.ranks == 1:
+            return rows
+        parts: list[Tensor] = [rows] * self.ranks
+        dist.all_gather_object(parts, rows)
+        return torch.cat(parts)
+
+    def barrier(self) -> None:
+        if self.ranks > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join_world(device: torch.device) -> Iterator[World]:
+    """Join the processes that torchrun started, if it did."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield World(0, 1, device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    # torchrun's store outlives a restart: without a prefix, processes would look for those that are gone.
+    store, rank, ranks = next(rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    try:
+        yield World(rank, ranks, device)
+        dist.barrier()  # a process that leaves early can take the others down
+    finally:
+        dist.destroy_process_group()
