@@ -27,9 +27,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, file, to in (("Ti/16", "weights.safetensors", "timm"), ("mu/16", "ViT-B_16.npz", "npz")):
         model = vitkit.create_model(name)
         save(LoadedModel(model, default_preprocessing(model.config), None, name), tmp_path / file, to)  # type: ignore[arg-type]
-    (tmp_path / "photos").mkdir()
-    for path in ("photos/1.jpg", "photo.jpg", "a.jpg", "b.jpg"):
-        Image.new("RGB", (40, 30), "orange").save(tmp_path / path)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+    for number, path in enumerate(("photos/cat/1.jpg", "photos/dog/2.jpg", "photo.jpg", "a.jpg", "b.jpg")):
+        Image.new("RGB", (40, 30), (200, 50 * number, 0)).save(tmp_path / path)
     return tmp_path
 
 

@@ -124,11 +124,16 @@ class VisionTransformer(Model):
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)
 
-    def encode(self, images: Tensor, record: Record | None = None) -> Tensor:
-        """Return the encoder's output, normalised: (batch, tokens, width)."""
+    def encode(self, images: Tensor, record: Record | None = None, keep: Tensor | None = None) -> Tensor:
+        """Return the encoder's output, normalised: (batch, tokens, width).
+
+        keep: numbers of the patches that the encoder reads, (batch, kept); left open, it reads all of them.
+        """
         if record is not None:
             record.start(self.config.depth)
         tokens = self.embed(images)  # (batch, tokens, width)
+        if keep is not None:
+            tokens = self.take_patches(tokens, keep)
         for layer, block in enumerate(self.blocks):
             if self.config.positions_at != "stem":
                 tokens = self.add_positions(tokens, layer)
@@ -178,11 +183,16 @@ class VisionTransformer(Model):
         """Keep a random choice of patch tokens per image while training."""
         if not self.training or not self.config.patch_dropout:
             return tokens
-        patches = tokens[:, self.config.num_prefix :]
-        kept = max(1, round(patches.shape[1] * (1.0 - self.config.patch_dropout)))
-        order = torch.rand(patches.shape[:2], device=tokens.device).argsort(dim=1)[:, :kept]
-        patches = patches.gather(1, order[:, :, None].expand(-1, -1, patches.shape[2]))
-        return torch.cat([tokens[:, : self.config.num_prefix], patches], dim=1)
+        patches = tokens.shape[1] - self.config.num_prefix
+        kept = max(1, round(patches * (1.0 - self.config.patch_dropout)))
+        order = torch.rand((len(tokens), patches), device=tokens.device).argsort(dim=1)
+        return self.take_patches(tokens, order[:, :kept])
+
+    def take_patches(self, tokens: Tensor, numbers: Tensor) -> Tensor:
+        """Return the class and register tokens and each image's patches of these numbers (batch, kept)."""
+        prefix, patches = tokens[:, : self.config.num_prefix], tokens[:, self.config.num_prefix :]
+        taken = patches.gather(1, numbers[:, :, None].expand(-1, -1, patches.shape[2]))
+        return torch.cat([prefix, taken], dim=1)
 
     def pool(self, tokens: Tensor, record: Record | None = None) -> Tensor:
         """Return (batch, width); all tokens where the pool is 'none'."""

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
+from vitkit.objectives.mae import MaskedAutoencoding
 from vitkit.objectives.objective import Objective
 from vitkit.objectives.supervised import Supervised
+
+# Settings that only masked autoencoding reads.
+MAE = ("mask_share", "decoder_width", "decoder_depth", "patch_norm")
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """What a step learns from its images."""
 
-    name: Literal["supervised"] = "supervised"
-    "supervised: the labels."
+    name: Literal["supervised", "mae"] = "supervised"
+    "supervised: the labels. mae: masked patches from the others, without labels."
     loss: Literal["auto", "softmax", "sigmoid"] = "auto"
     "Cross-entropy over all classes, or of each class alone (summed); auto is sigmoid where an image may have several labels."
     label_smoothing: float = 0.0
     "Share of each target that is spread over all classes."
+    mask_share: float = 0.75
+    "mae: share of the patches that the encoder doesn't see."
+    decoder_width: int = 512
+    "mae: size of the decoder's tokens."
+    decoder_depth: int = 8
+    "mae: number of the decoder's blocks."
+    patch_norm: bool = True
+    "mae: whether the pixels to paint are normalised in each patch."
 
     def __post_init__(self) -> None:
+        reads = ("loss", "label_smoothing") if self.name == "supervised" else MAE
+        for field in fields(self):
+            if field.name not in ("name", *reads) and getattr(self, field.name) != field.default:
+                raise InputError(f"{field.name} has no meaning for objective {self.name!r}: leave it out")
+        if not 0.0 < self.mask_share < 1.0:
+            raise InputError(f"mask_share must be above 0 and below 1, not {self.mask_share}")
+        if self.decoder_width < 4 or self.decoder_width % 4:
+            raise InputError(f"decoder_width must be a multiple of 4, not {self.decoder_width}")
+        if self.decoder_width > 32 and self.decoder_width % 32:
+            raise InputError(f"decoder_width above 32 must be a multiple of 32, not {self.decoder_width}")
+        if self.decoder_depth < 1:
+            raise InputError(f"decoder_depth must be at least 1, not {self.decoder_depth}")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise InputError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
 
@@ -35,6 +59,9 @@ OBJECTIVES: dict[str, Callable[[ObjectiveConfig, Model, Preprocessing, bool], Ob
         preprocessing,
         sigmoid=several if config.loss == "auto" else config.loss == "sigmoid",
         label_smoothing=config.label_smoothing,
+    ),
+    "mae": lambda config, model, preprocessing, several: MaskedAutoencoding(
+        model, preprocessing, **{name: getattr(config, name) for name in MAE}
     ),
 }
 

@@ -54,6 +54,8 @@ class Parts:
 
     periods: Periods
     source: Source
+    class_names: tuple[str, ...]
+    "Names of the head's classes; an objective without labels has no head."
     preprocessing: Preprocessing
     model: Model
     objective: Objective
@@ -74,7 +76,8 @@ def build(config: TrainConfig, world: World) -> Parts:
     source = open_data(config.data.train, default="train")
     periods = resolve_periods(config, len(source))
     pipeline = parse_pipeline(config.data.pipeline)
-    model, preprocessing, notes = build_model(config, source.class_names)
+    class_names = source.class_names if config.objective.name == "supervised" else ()
+    model, preprocessing, notes = build_model(config, class_names)
     check_size(pipeline, source, model)
     measured = _open_measured(config, source)
     model.activation_checkpointing = config.activation_checkpointing
@@ -108,6 +111,7 @@ def build(config: TrainConfig, world: World) -> Parts:
     return Parts(
         periods,
         source,
+        class_names,
         preprocessing,
         model,
         objective,
@@ -140,7 +144,7 @@ def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
 def build_model(
     config: TrainConfig, class_names: tuple[str, ...]
 ) -> tuple[Model, Preprocessing, tuple[str, ...]]:
-    """Return the model to train with a head for the data's classes, its preprocessing, and notes on its origin."""
+    """Return the model to train with a head for these classes, its preprocessing, and notes on its origin."""
     settings = {name: value for name, value in config.model.items() if name != "name"}
     size = settings.pop("image_size", None) or parse_pipeline(config.data.pipeline).size
     if settings.pop("num_classes", len(class_names)) != len(class_names):
@@ -158,7 +162,7 @@ def build_model(
     model, notes = _with_settings(loaded.model, settings, name), (f"starts from {name}", *loaded.notes)
     if loaded.class_names != class_names:
         model.reset_head(len(class_names))
-        notes += (f"the head is new, for {len(class_names)} classes",)
+        notes += (f"the head is new, for {len(class_names)} classes",) if class_names else ()
     return model, _preprocessing(config.preprocessing, loaded.preprocessing), notes
 
 
@@ -221,6 +225,10 @@ def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
 def _open_measured(config: TrainConfig, source: Source) -> Source | None:
     if config.data.evaluate is None:
         return None
+    if config.objective.name != "supervised":
+        raise InputError(
+            f"objective {config.objective.name} trains no head that could be measured: set data.evaluate=null"
+        )
     measured = open_data(config.data.evaluate, default="measure", classes=source.class_names)
     measured = cached(measured, config.data.cache)
     if measured.has_several_labels != source.has_several_labels:

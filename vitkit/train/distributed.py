@@ -18,7 +18,7 @@ from vitkit.world import World
 def shard(objective: Objective, dtype: torch.dtype) -> None:
     """Give each process a part of every weight (FSDP2), gathered block by block where it is used."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     device = next(objective.parameters()).device.type
     mesh = init_device_mesh(device, (dist.get_world_size(),))
@@ -28,6 +28,8 @@ def shard(objective: Objective, dtype: torch.dtype) -> None:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         if any(True for _ in module.parameters()):
             fully_shard(module, mesh=mesh, mp_policy=policy)
+    if hasattr(objective.model, "encode"):  # what masking calls in place of forward
+        register_fsdp_forward_method(objective.model, "encode")
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

@@ -144,7 +144,7 @@ class Results:
         save_model(
             plain,
             self.path / name,
-            class_names=self.parts.source.class_names,
+            class_names=self.parts.class_names,
             preprocessing=self.parts.preprocessing,
             force=True,
         )
