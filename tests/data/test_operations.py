@@ -497,3 +497,23 @@ def test_normalize() -> None:
     assert ours.dtype == torch.float32 and torch.allclose(ours, expected, atol=1e-6)
     half = operations.normalize(images, mean, std, torch.bfloat16)
     assert torch.equal(half, ours.to(torch.bfloat16))
+
+
+def test_affine_turns_and_shears_about_the_centre() -> None:
+    images = torch.zeros(64, 1, 15, 15, dtype=torch.uint8)
+    images[:, :, 6:9, 6:9] = 255
+    draw = Draw(0, 0, np.arange(64))
+    moved = operations.affine(images, draw, 20.0, 0.3).float()
+    assert len(moved.unique(dim=0)) > 60, "each image its own"
+    assert (moved[:, 0, 7, 7] > 250).all(), "the centre stays"
+    assert torch.equal(operations.affine(images, draw, 0.0, 0.0), images)
+    turned = operations.affine(images, Draw(0, 0, np.arange(64)), 20.0, 0.0)
+    expected = operations.apply(
+        images,
+        [
+            operations.Part(
+                "Rotate", np.arange(64), 20 * (2 * draw.uniform("affine", 2)[:, 0] - 1), "bilinear"
+            )
+        ],
+    )
+    assert torch.equal(turned, expected)

@@ -158,8 +158,17 @@ CHANGES = {
     "model.depth": "1",
 }
 ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            "objective.mask_share",
+            "objective.decoder_width",
+            "objective.decoder_depth",
+            "objective.patch_norm",
+        ),
+        "test_masked_autoencoding_trains_resumes_and_is_a_start",
+    ),
     "name": "the name of the run",
-    "objective.name": "one value so far",
+    "objective.name": "test_masked_autoencoding_trains_resumes_and_is_a_start",
     "data.workers": "tests of the loader; images in memory need none",
     "data.cache": "tests of the loader",
     "data.bad_images": "tests of the loader",
@@ -292,3 +301,21 @@ def test_compiled(plain: Path, tmp_path: Path) -> None:
         assert compiled == pytest.approx(eager, rel=1e-3, abs=1e-3)
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert record["environment"]["compile_seconds"] > record["seconds"]
+
+
+MAE = ("objective={name: mae, mask_share: 0.5, decoder_width: 16, decoder_depth: 1, patch_norm: false}",)
+
+
+def test_masked_autoencoding_trains_resumes_and_is_a_start(tmp_path: Path) -> None:
+    """Through the same loop: each setting changes the loss, and the model, which has no head, starts another run."""
+    mae = (*MAE, "data.evaluate=null")
+    TINY["run_tiny"](tmp_path / "run", *mae)
+    losses = {TINY["lines"](tmp_path / "run")[-1]["loss"]}
+    for change in ("mask_share=0.25", "decoder_width=32", "decoder_depth=2", "patch_norm=true"):
+        TINY["run_tiny"](tmp_path / change, *mae, f"objective.{change}")
+        losses.add(TINY["lines"](tmp_path / change)[-1]["loss"])
+    assert len(losses) == 5
+    with pytest.raises(InputError, match="trains no head that could be measured: set data.evaluate=null"):
+        TINY["run_tiny"](tmp_path / "measured", *MAE)
+    TINY["run_tiny"](tmp_path / "next", f"model.name={tmp_path / 'run'}")
+    assert vitkit.load(tmp_path / "next").class_names == tuple("0123456789")

@@ -12,7 +12,7 @@ def quickstart(
     force: Annotated[bool, typer.Option("--force", help="Begin anew.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Pre-train a small ViT on shapes and fine-tune it on digits, beside the same model from scratch."""
+    """Pre-train a small ViT on shapes, without labels, and fine-tune it on digits, beside the same from scratch."""
     from vitkit.cli.following import follow
     from vitkit.cli.output import note, print_json, print_table
     from vitkit.quickstart import quickstart as run

@@ -45,6 +45,14 @@ def _rotations(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
     )
 
 
+def about_centre(degrees: np.ndarray, shear: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return the matrices of a turn counter-clockwise after a shear of the rows, the image's centre in its place."""
+    cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    a, b, d, e = cosine, cosine * shear - sine, sine, sine * shear + cosine
+    x, y = width / 2, height / 2
+    return np.stack([a, b, x - a * x - b * y, d, e, y - d * x - e * y], axis=1)
+
+
 # Operations that move pixels: amounts, height and width -> Pillow's six numbers (images, 6).
 # The output pixel (x, y) shows the input at (ax + by + c, dx + ey + f).
 MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {

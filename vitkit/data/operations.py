@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.data.affine import MATRICES, TAPS, Interpolation, Job, sampling_jobs
+from vitkit.data.affine import MATRICES, TAPS, Interpolation, Job, about_centre, sampling_jobs
 from vitkit.data.draws import Draw
 from vitkit.data.masks import fill_where, negative, outside, to_bytes
 from vitkit.errors import InputError
@@ -321,6 +321,21 @@ def color_jitter(
         parts = [Part(name, rows[i], factors[rows[i], i]) for i, name in enumerate(names) if spreads[i] > 0]
         images = apply(images, parts)
     return images
+
+
+def affine(
+    images: Tensor,
+    draw: Draw,
+    degrees: float = 10.0,
+    shear: float = 0.1,
+    fill: Fill = 0,
+) -> Tensor:
+    """Turn each image by up to so many degrees and shear it by up to such a share, either way; bilinear."""
+    random = 2 * draw.uniform("affine", 2) - 1
+    height, width = images.shape[-2:]
+    matrices = about_centre(degrees * random[:, 0], shear * random[:, 1], height, width)
+    rows, taps = np.arange(len(images)), np.full(len(images), TAPS["bilinear"])
+    return _run(images, sampling_jobs(rows, matrices, taps, height, width), fill)
 
 
 def erase(

@@ -44,6 +44,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "contrast": (0, math.inf),
     "saturation": (0, math.inf),
     "hue": (0, 0.5),
+    "degrees": (0, 180),
+    "shear": (0, 10),
     "fill": (0, 255),
     "mean": (0, 1),
     "std": (0, math.inf),
@@ -100,6 +102,7 @@ def batch_steps() -> dict[str, Callable[..., Any]]:
         "timm_randaugment": policies.timm_randaugment,
         "autoaugment": policies.autoaugment,
         "trivialaugment": policies.trivialaugment,
+        "affine": operations.affine,
         "color_jitter": operations.color_jitter,
         "erase": operations.erase,
     }

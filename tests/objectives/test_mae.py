@@ -1,0 +1,116 @@
+"""Masked autoencoding: what is masked, what the encoder sees, and that it learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitkit.data.draws import Draw
+from vitkit.errors import InputError
+from vitkit.models import create_model
+from vitkit.models.configs import Preprocessing
+from vitkit.models.vit import cut_patches
+from vitkit.objectives import ObjectiveConfig, build_objective
+from vitkit.objectives.mae import MaskedAutoencoding
+
+
+def objective(**settings: Any) -> MaskedAutoencoding:
+    torch.manual_seed(0)
+    model = create_model(
+        "Ti/16", image_size=16, patch=4, width=32, depth=2, heads=2, mlp_width=64, num_classes=0
+    )
+    config = ObjectiveConfig("mae", **{"decoder_width": 32, "decoder_depth": 1, **settings})
+    built = build_objective(config, model, Preprocessing(image_size=16), False)
+    assert isinstance(built, MaskedAutoencoding)
+    return built
+
+
+def batch(built: MaskedAutoencoding, images: torch.Tensor, step: int = 0) -> dict[str, torch.Tensor]:
+    positions = step * len(images) + np.arange(len(images))
+    return built.prepare({"image": images}, Draw(0, step, positions))
+
+
+def pixels(count: int = 4) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.manual_seed(1))
+
+
+def test_the_loss_is_the_error_of_masked_patches() -> None:
+    built = objective(patch_norm=False).eval()
+    given = batch(built, pixels())
+    masked, seen = given["order"][:, :12], given["order"][:, 12:]
+    images = built.normalize(given["image"])
+    painted = built.decoder(built.model.encode(images, None, seen)[:, 1:], seen)
+    errors = (painted - cut_patches(images, 4)) ** 2
+    expected = torch.stack([errors[row, masked[row]].mean() for row in range(4)]).mean()
+    loss, metrics = built(given)
+    torch.testing.assert_close(loss, expected)
+    assert metrics == {}
+
+
+def test_the_encoder_never_sees_masked_patches() -> None:
+    built = objective().eval()
+    given = batch(built, pixels(1))
+    changed = given["image"].clone()
+    for number in given["order"][0, :12].tolist():
+        row, column = divmod(number, 4)
+        changed[0, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] ^= 255
+    seen = given["order"][:, 12:]
+    tokens = [built.model.encode(built.normalize(images), None, seen) for images in (given["image"], changed)]
+    assert torch.equal(*tokens)
+
+
+def test_masks_are_a_function_of_the_step() -> None:
+    built = objective()
+    first, again, other = (batch(built, pixels(), step)["order"] for step in (3, 3, 4))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(first.sort(dim=1).values, torch.arange(16).expand(4, 16))
+
+
+@pytest.mark.parametrize("patch_norm", [False, True])
+def test_it_learns(patch_norm: bool) -> None:
+    built = objective(mask_share=0.5, patch_norm=patch_norm)
+    ramp = torch.arange(16, dtype=torch.uint8) * 15
+    images = torch.stack([ramp.expand(3, 16, 16), ramp.flip(0).expand(3, 16, 16)]).repeat(4, 1, 1, 1)
+    optimizer = torch.optim.AdamW(built.parameters(), 3e-3)
+    losses = []
+    for step in range(60):
+        loss, _ = built(batch(built, images, step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert np.mean(losses[-5:]) < 0.4 * losses[0]
+
+
+def test_its_own_parameters_are_no_part_of_the_model() -> None:
+    built = objective()
+    own = {name.split(".")[0] for name, _ in built.named_parameters()}
+    assert own == {"model", "decoder"}
+    assert not any(key.startswith("_encoder") for key in built.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CCT-2/3x2", "objective mae needs a plain ViT, whose tokens are patches of the image"),
+        ("R+Ti/16", "objective mae needs a plain ViT, whose tokens are patches of the image"),
+    ],
+)
+def test_other_models_are_refused(name: str, message: str) -> None:
+    model = create_model(name, num_classes=0)
+    with pytest.raises(InputError, match=message):
+        build_objective(ObjectiveConfig("mae"), model, Preprocessing(), False)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(
+        InputError, match="mask_share has no meaning for objective 'supervised': leave it out"
+    ):
+        ObjectiveConfig(mask_share=0.5)
+    with pytest.raises(InputError, match="loss has no meaning for objective 'mae': leave it out"):
+        ObjectiveConfig("mae", loss="sigmoid")
+    with pytest.raises(InputError, match="mask_share 0.01 masks 0 of 16 patches"):
+        objective(mask_share=0.01)

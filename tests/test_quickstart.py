@@ -1,0 +1,25 @@
+"""The quickstart's shape on a few steps; its accuracy is measured by `make quickstart` itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import vitkit
+from vitkit import quickstart
+
+
+def test_it_compares_and_leaves_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = quickstart.train
+    short = ("duration=2", "schedule.warmup=1", "data.workers=0")
+    monkeypatch.setattr(
+        quickstart,
+        "train",
+        lambda recipe, changes, **rest: real(recipe, [*changes, *short], **rest),
+    )
+    result = quickstart.quickstart(tmp_path / "quick")
+    assert [row["labels"] for row in result["accuracy"]] == list(quickstart.LABELS)
+    assert [row["seeds"] for row in result["accuracy"]] == [3, 1]
+    assert vitkit.load(result["model"]).class_names == tuple("0123456789")
+    assert quickstart.quickstart(tmp_path / "quick") == result  # the runs are done already
