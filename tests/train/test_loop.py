@@ -319,3 +319,14 @@ def test_masked_autoencoding_trains_resumes_and_is_a_start(tmp_path: Path) -> No
         TINY["run_tiny"](tmp_path / "measured", *MAE)
     TINY["run_tiny"](tmp_path / "next", f"model.name={tmp_path / 'run'}")
     assert vitkit.load(tmp_path / "next").class_names == tuple("0123456789")
+
+
+def test_frozen_weights_stay(tmp_path: Path) -> None:
+    for name, freeze in (("free", ""), ("frozen", "optimizer.freeze=[blocks.*]")):
+        TINY["run_tiny"](tmp_path / name, *filter(None, [freeze, "duration=3"]))
+    TINY["run_tiny"](tmp_path / "start", "duration=1", "optimizer.learning_rate=1e-30")
+    weights = {name: vitkit.load(tmp_path / name).model.state_dict() for name in ("free", "frozen", "start")}
+    key = "blocks.0.mlp.fc1.weight"
+    assert torch.equal(weights["frozen"][key], weights["start"][key])
+    assert not torch.equal(weights["free"][key], weights["start"][key])
+    assert not torch.equal(weights["frozen"]["head.weight"], weights["start"]["head.weight"])

@@ -202,7 +202,7 @@ def test_learning_rates_are_scaled() -> None:
 
 def test_freezing() -> None:
     model = bare(MODELS["vit"])
-    build_optimizer(model, OptimizerConfig(freeze=("blocks.*", "patch_embed.proj.?ias")))
+    freeze_parameters(model, ("blocks.*", "patch_embed.proj.?ias"))
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     blocks = {name for name, _ in model.named_parameters() if name.startswith("blocks.")}
     assert frozen == blocks | {"patch_embed.proj.bias"}
@@ -229,8 +229,10 @@ def test_freezing_what_is_not_there(pattern: str, message: str) -> None:
 
 
 def test_freezing_everything() -> None:
+    model = bare(MODELS["vit"])
+    freeze_parameters(model, ("*",))
     with pytest.raises(InputError, match="^no parameter is left to learn: freeze fewer of them$"):
-        build_optimizer(bare(MODELS["vit"]), OptimizerConfig(freeze=("*",)))
+        build_optimizer(model, OptimizerConfig())
 
 
 def test_head_decay_needs_a_head() -> None:
@@ -366,7 +368,6 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("adamw", {"betas": (0.8, 0.999)}),
     ("adamw", {"betas": (0.9, 0.95)}),
     ("adamw", {"momentum_dtype": "bfloat16"}),
-    ("adamw", {"freeze": ("first.*",)}),
     ("sgd", {}),
     ("sgd", {"weight_decay": 0.1}),
     ("sgd", {"momentum": 0.5}),

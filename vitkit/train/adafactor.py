@@ -17,6 +17,17 @@ MomentumDtype = Literal["float32", "bfloat16"]
 class MomentumOptimizer(Optimizer):
     """An optimiser whose state `momentum_buffer` has the dtype that its group's `momentum_dtype` says."""
 
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        lr: float,
+        momentum: float = 0.9,
+        momentum_dtype: MomentumDtype = "bfloat16",
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = dict(lr=lr, momentum=momentum, momentum_dtype=momentum_dtype, weight_decay=weight_decay)
+        super().__init__(params, defaults)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
@@ -54,17 +65,6 @@ class Adafactor(MomentumOptimizer):
     along either of them; it decays by 1 - t^-0.8, at most 0.999. Weight decay is decoupled and times the learning
     rate. Parameters may be DTensors: means then run over all shards.
     """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[Group],
-        lr: float,
-        momentum: float = 0.9,
-        momentum_dtype: MomentumDtype = "bfloat16",
-        weight_decay: float = 0.0,
-    ) -> None:
-        defaults = dict(lr=lr, momentum=momentum, momentum_dtype=momentum_dtype, weight_decay=weight_decay)
-        super().__init__(params, defaults)
 
     def update(self, group: Group, parameters: list[Tensor]) -> None:
         # One parameter at a time: the point of this optimiser is to need little memory.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -91,7 +90,7 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     "Activations: auto is bfloat16 on a GPU, float32 elsewhere. Weights are float32 always."
     compile: bool | Literal["graphs"] = False
-    "Whether PyTorch compiles the training step: a minute at the start, faster steps; graphs also replays it as a CUDA graph, for small models on a GPU."
+    "Whether PyTorch compiles the training step: half a minute or more at the start, faster steps; graphs also replays it as a CUDA graph, for small models on a GPU."
     activation_checkpointing: bool = False
     "Recompute each block in the backward pass: a third more compute for much less memory."
     micro_batch: int | Literal["auto"] | None = None
@@ -123,11 +122,3 @@ class TrainConfig:
             raise InputError("compile=graphs runs whole batches: leave micro_batch out, or take compile=true")
         if isinstance(self.micro_batch, int) and self.micro_batch < 1:
             raise InputError(f"micro_batch must be at least 1, not {self.micro_batch}")
-
-    @property
-    def pipeline(self) -> Any:
-        return parse_pipeline(self.data.pipeline)
-
-
-def replace_name(config: TrainConfig, name: str) -> TrainConfig:
-    return dataclasses.replace(config, name=name)

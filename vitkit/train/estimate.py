@@ -10,8 +10,8 @@ import torch
 from vitkit.cost import cost_of, training_exaflops
 from vitkit.models.configs import ModelConfig
 
-# Share of the measured matrix rate that training reaches, measured with B/16: 0.5 on an H200 (bf16, compiled), 0.6 on
-# two CPU cores. Small models reach less.
+# Share of the measured matrix rate that training is assumed to reach: B/16 reaches 0.58 on an H200 (bf16, compiled,
+# docs/results/train_speed.json), small models less.
 SHARE = 0.4
 
 

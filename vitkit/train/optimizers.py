@@ -86,9 +86,9 @@ def build_optimizer(
 ) -> Optimizer:
     """Return the optimiser of a model and of an objective's own named parameters.
 
-    `model` is the bare one, not its DDP or compiled wrapper; its parameters may be sharded by FSDP2 already.
+    `model` is the bare one, not its DDP or compiled wrapper, with frozen what shall not learn (freeze_parameters);
+    its parameters may be sharded by FSDP2 already.
     """
-    freeze_parameters(model, config.freeze)
     groups = parameter_groups(model, config, extra_parameters)
     lr = config.learning_rate
     device = groups[0]["params"][0].device.type
@@ -202,17 +202,6 @@ def learning_rate_scales(names: Collection[str], layer_decay: float) -> dict[str
 class SGD(MomentumOptimizer):
     """SGD with decoupled weight decay, times the learning rate, and momentum stored in a dtype of choice."""
 
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[Group],
-        lr: float,
-        momentum: float = 0.9,
-        momentum_dtype: MomentumDtype = "bfloat16",
-        weight_decay: float = 0.0,
-    ) -> None:
-        defaults = dict(lr=lr, momentum=momentum, momentum_dtype=momentum_dtype, weight_decay=weight_decay)
-        super().__init__(params, defaults)
-
     def update(self, group: Group, parameters: list[Tensor]) -> None:
         updates = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if group["momentum"]:
@@ -247,7 +236,7 @@ class AdamW(MomentumOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         defaults = dict(lr=lr, betas=betas, momentum_dtype=momentum_dtype, weight_decay=weight_decay)
-        super().__init__(params, defaults)
+        Optimizer.__init__(self, params, defaults)
 
     def update(self, group: Group, parameters: list[Tensor]) -> None:
         lr, (beta1, beta2) = group["lr"], group["betas"]

@@ -11,9 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitkit.config import from_dict, to_dict
+from vitkit.data.draws import Draw
 from vitkit.errors import InputError
 from vitkit.predictor import choose_device
 from vitkit.train import microbatch
@@ -26,7 +28,16 @@ from vitkit.train.log import Listener, Silent
 from vitkit.train.loop import fit
 from vitkit.train.recipes import resolve
 from vitkit.train.results import Results
-from vitkit.train.runs import CONFIG, ROOT, RunFolder, is_locked, read_config, read_metrics, run_name
+from vitkit.train.runs import (
+    CONFIG,
+    ROOT,
+    RunFolder,
+    is_locked,
+    read_config,
+    read_metrics,
+    read_record,
+    run_name,
+)
 from vitkit.world import World, join_world
 
 
@@ -159,6 +170,7 @@ def choose_micro_batch(config: TrainConfig, parts: Parts, folder: RunFolder | No
 
     def attempt(size: int) -> None:
         batch = {name: tensor[:size] for name, tensor in parts.loader[0].items()}
+        batch = parts.objective.prepare(batch, Draw(config.seed, 0, np.arange(size), "objective"))
         with gradients_stay(parts.forward, parts.model, held=True):
             parts.forward(batch)[0].backward()
         parts.optimizer.zero_grad(set_to_none=True)
@@ -189,8 +201,6 @@ def device_name(device: torch.device) -> str:
 
 def summary(path: Path, parts: Parts) -> dict[str, Any]:
     """Return the run in short: its record, and the last value of each metric."""
-    from vitkit.train.runs import read_record
-
     last: dict[str, Any] = {}
     for line in read_metrics(path):
         last |= line
