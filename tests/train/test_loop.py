@@ -324,7 +324,7 @@ def test_masked_autoencoding_trains_resumes_and_is_a_start(tmp_path: Path) -> No
 def test_frozen_weights_stay(tmp_path: Path) -> None:
     for name, freeze in (("free", ""), ("frozen", "optimizer.freeze=[blocks.*]")):
         TINY["run_tiny"](tmp_path / name, *filter(None, [freeze, "duration=3"]))
-    TINY["run_tiny"](tmp_path / "start", "duration=1", "optimizer.learning_rate=1e-30")
+    TINY["run_tiny"](tmp_path / "start", "duration=3", "optimizer.learning_rate=1e-30")
     weights = {name: vitkit.load(tmp_path / name).model.state_dict() for name in ("free", "frozen", "start")}
     key = "blocks.0.mlp.fc1.weight"
     assert torch.equal(weights["frozen"][key], weights["start"][key])
