@@ -32,13 +32,17 @@ LAYERS: dict[str, set[str]] = {
     "doctor": set(),
     "world": set(),
     "objectives": {"config", "models", "data"},
-    "evaluate": {"config", "models", "data", "world"},
+    "evaluate": {"config", "models", "weights", "data", "predictor", "world", "report"},
     "train": {
         *("config", "models", "cost", "weights", "data", "predictor"),
         *("world", "objectives", "evaluate"),
     },
     "report": set(),
     "quickstart": {"train"},
+    "transfer": {
+        *("config", "models", "cost", "weights", "data", "predictor"),
+        *("world", "objectives", "evaluate", "train", "report"),
+    },
 }
 PEERS = {"timm", "transformers"}
 

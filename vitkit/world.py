@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,9 @@ class World:
             dist.barrier()
 
 
+_worlds = itertools.count()
+
+
 @contextmanager
 def join_world(device: torch.device) -> Iterator[World]:
     """Join the processes that torchrun started, if it did."""
@@ -60,9 +64,10 @@ def join_world(device: torch.device) -> Iterator[World]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    # torchrun's store outlives a restart: without a prefix, processes would look for those that are gone.
+    # torchrun's store outlives a restart, and a world: without a prefix, processes would look for those that are gone.
     store, rank, ranks = next(rendezvous("env://"))
-    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+    store = dist.PrefixStore(f"attempt {attempt}, world {next(_worlds)}", store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     try:

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vitkit.data.open import open_data
+from vitkit.data.sources.source import Subset, spread_order
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 
@@ -43,10 +47,13 @@ def test_built_in_data_needs_no_files() -> None:
         ("cifar10[label=count]", "label= is an item of shapes only"),
         (
             "./photos[root=/x]",
-            "data spec './photos[root=/x]': root= is an item of torchvision's data sets only",
+            "data spec './photos[root=/x]': root= is an item of torchvision's data sets and of vtab/TASK only",
         ),
         ("shapes[download=true]", "download= is an item of torchvision's data sets only"),
-        ("digits[seed=3]", "data spec 'digits[seed=3]': seed= chooses shots, and there are none"),
+        (
+            "digits[seed=3]",
+            "data spec 'digits[seed=3]': seed= chooses shots or shuffles a slice, and there is neither",
+        ),
         ("digits:tset", "digits has no split 'tset'; did you mean 'test'"),
         ("digits[200shot]", "200shot: class '0' has only"),
         ("pipe:cat", "pipe: runs a shell command and is refused; give the files or their URL"),
@@ -117,3 +124,27 @@ def test_the_door_loads_no_library_before_it_is_needed() -> None:
     code = "import sys, torch\nbefore = set(sys.modules)\n" + code
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+@given(st.integers(2, 60), st.integers(1, 6), st.integers(0, 9), st.integers(0, 100))
+def test_a_seeded_slice_and_the_rest_part_every_class_alike(
+    num_images: int, num_classes: int, seed: int, percent: int
+) -> None:
+    labels = np.sort(np.arange(num_images) % num_classes)  # as a folder has them: class by class
+    order = spread_order(labels, seed)
+    cut = num_images * percent // 100
+    assert sorted(order) == list(range(num_images))
+    for number in np.unique(labels):
+        expected = np.sum(labels == number) * cut / num_images
+        assert abs(np.sum(labels[order[:cut]] == number) - expected) <= 1.5
+
+
+def test_a_slice_with_a_seed_is_shuffled_and_complete() -> None:
+    parts = [open_data(f"digits:train[{part},seed=3]") for part in (":90%", "90%:")]
+    whole = open_data("digits:train")
+    assert [len(part) for part in parts] == [1041, 116]
+    assert len(
+        np.unique(np.concatenate([part.indices for part in parts if isinstance(part, Subset)]))
+    ) == len(whole)
+    assert not np.array_equal(parts[0].labels, open_data("digits:train[:90%]").labels)
+    assert np.array_equal(parts[1].labels, open_data("digits:train[90%:,seed=3]").labels)

@@ -152,7 +152,7 @@ def test_a_split_that_is_asked_for_is_compared_with_the_others(photos: Path) -> 
 def test_slices_and_shots_are_of_each_split(photos: Path) -> None:
     assert [part["images"] for part in data(f"{photos}[:50%]")["splits"]] == [4, 1]
     assert [part["images"] for part in data(f"{photos}[1shot,seed=3]")["splits"]] == [2, 2]
-    with pytest.raises(InputError, match="seed= chooses shots, and there are none"):
+    with pytest.raises(InputError, match="seed= chooses shots or shuffles a slice, and there is neither"):
         data(f"{photos}[seed=3]")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitkit import create_model
 from vitkit.data.open import open_data
 from vitkit.data.operations import normalize
-from vitkit.evaluate.classification import Classification, mean_average_precision
+from vitkit.evaluate.classification import Classification
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.world import World
@@ -76,17 +76,6 @@ def test_ranks_share_the_images_and_run_the_model_equally_often(model: Model, co
         hook.remove()
     assert seen == count
     assert calls[0] == calls[1] > 0
-
-
-def test_mean_average_precision_is_sklearns() -> None:
-    random = np.random.default_rng(0)
-    scores, labels = random.normal(size=(40, 5)), random.integers(0, 2, (40, 5)).astype(bool)
-    expected = np.mean([average_precision_score(labels[:, i], scores[:, i]) for i in range(5)])
-    assert mean_average_precision(scores, labels) == pytest.approx(expected)
-    labels[:, 3] = False  # a class without an image has no precision
-    expected = np.mean([average_precision_score(labels[:, i], scores[:, i]) for i in (0, 1, 2, 4)])
-    assert mean_average_precision(scores, labels) == pytest.approx(expected)
-    assert mean_average_precision(np.array([[2.0], [1.0]]), np.array([[False], [True]])) == 0.5
 
 
 @pytest.fixture

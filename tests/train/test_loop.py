@@ -167,6 +167,10 @@ ELSEWHERE = {
         ),
         "test_masked_autoencoding_trains_resumes_and_is_a_start",
     ),
+    **dict.fromkeys(
+        ("frozen.evaluators", "frozen.data", "frozen.shots", "frozen.neighbours", "frozen.every"),
+        "test_frozen_features_are_measured_as_it_trains",
+    ),
     "name": "the name of the run",
     "objective.name": "test_masked_autoencoding_trains_resumes_and_is_a_start",
     "data.workers": "tests of the loader; images in memory need none",
@@ -206,6 +210,24 @@ def test_every_setting_is_tested(tmp_path: Path) -> None:
         names |= {f"{field.name}.{part.name}" for part in inner} or {field.name}
     own = {name for name in names if name.startswith(("optimizer.", "schedule."))}  # tests of their own files
     assert names - own - {"model"} <= CHANGES.keys() | ELSEWHERE.keys()
+
+
+def test_frozen_features_are_measured_as_it_trains(plain: Path, tmp_path: Path) -> None:
+    changes = ["frozen.evaluators=[fewshot, knn, probe]", "frozen.data=digits:train[:300]", "frozen.every=4"]
+    changes += ["frozen.shots=2", "frozen.neighbours=3", "duration=8"]
+    result = TINY["run_tiny"](tmp_path / "run", *changes)
+    lines = [line for line in read_metrics(tmp_path / "run") if "fewshot_2/accuracy" in line]
+    assert [line["step"] for line in lines] == [4, 8]
+    for name in ("fewshot_2", "knn_3", "probe"):
+        assert 0 <= lines[-1][f"{name}/accuracy"] <= 1
+    assert result["metrics"]["knn_3/accuracy"] == lines[-1]["knn_3/accuracy"]
+    model = vitkit.load(tmp_path / "run", device="cpu")
+    from vitkit.evaluate.knn import KNN
+
+    train, test = (vitkit.open_data(data) for data in ("digits:train[:300]", "digits:test"))
+    x, x_test = (model.embed(source.images) for source in (train, test))
+    expected = (KNN(3).fit(x, train.labels).predict(x_test) == test.labels).mean()
+    assert lines[-1]["knn_3/accuracy"] == pytest.approx(expected, abs=0.02)
 
 
 def test_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:

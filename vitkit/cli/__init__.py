@@ -15,15 +15,21 @@ from vitkit.cli.convert import convert
 from vitkit.cli.cost import cost
 from vitkit.cli.data import data
 from vitkit.cli.doctor import doctor
+from vitkit.cli.eval import eval
+from vitkit.cli.fewshot import fewshot
+from vitkit.cli.finetune import finetune
+from vitkit.cli.knn import knn
 from vitkit.cli.models import models
 from vitkit.cli.output import note
 from vitkit.cli.pack import pack
 from vitkit.cli.predict import predict
+from vitkit.cli.probe import probe
 from vitkit.cli.quickstart import quickstart
 from vitkit.cli.recipes import recipes
 from vitkit.cli.report import report
 from vitkit.cli.runs import runs
 from vitkit.cli.train import train
+from vitkit.cli.vtab import vtab
 from vitkit.errors import InputError, did_you_mean
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -31,7 +37,13 @@ VERBS: dict[str, Callable[..., None]] = {
     "models": models,
     "cost": cost,
     "predict": predict,
+    "eval": eval,
     "train": train,
+    "fewshot": fewshot,
+    "probe": probe,
+    "knn": knn,
+    "vtab": vtab,
+    "finetune": finetune,
     "recipes": recipes,
     "runs": runs,
     "report": report,

@@ -13,6 +13,7 @@ from vitkit.data.sources.source import Source, match_classes, take
 from vitkit.data.sources.vision import DATA_SETS
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import Default, choose_split, listed
+from vitkit.data.vtab import PREFIX as VTAB
 from vitkit.errors import InputError, did_you_mean
 
 BUILT_IN = ("digits", "shapes")
@@ -40,7 +41,7 @@ def open_data(
             f"default is {default!r}; expected 'train' or 'measure': a split is part of the data, as in 'digits:val'"
         )
     spec = as_spec(data)
-    _check_items(spec)
+    check_items(spec)
     source = take(_open(spec, default, classes), spec)
     if source.faults and not tolerate:
         raise InputError(source.faults[0])
@@ -65,6 +66,10 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
         from vitkit.data.sources.vision import open_vision
 
         return open_vision(spec, default)
+    if spec.source.startswith(VTAB):
+        from vitkit.data.sources.vtab import open_vtab
+
+        return open_vtab(spec, default)
     raise _unknown(spec.source)
 
 
@@ -141,15 +146,20 @@ def _names(splits: Iterable[str]) -> list[str]:
     return [name for name in splits if name != "all"]
 
 
-def _check_items(spec: DataSpec) -> None:
+def check_items(spec: DataSpec) -> None:
+    """Refuse items that the source, or the rest of the spec, doesn't read."""
     for item, sources in ITEMS.items():
         value = getattr(spec, item)
+        if item == "root" and spec.source.startswith(VTAB):
+            continue
         if value is not None and value is not False and spec.source not in sources:
             whose = "torchvision's data sets" if sources is DATA_SETS else " and ".join(sources)
+            whose += f" and of {VTAB}TASK" if item == "root" else ""
             raise InputError(f"data spec '{spec}': {item}= is an item of {whose} only")
-    if spec.seed and spec.shots is None:
+    if spec.seed is not None and spec.shots is None and spec.start is None and spec.stop is None:
         raise InputError(
-            f"data spec '{spec}': seed= chooses shots, and there are none: add 5shot, or leave it out"
+            f"data spec '{spec}': seed= chooses shots or shuffles a slice, and there is neither: "
+            "add 5shot or such as :90%, or leave it out"
         )
 
 
@@ -158,7 +168,5 @@ def _unknown(name: str) -> InputError:
         return InputError(f"unknown data source {name!r}; a path starts with '.', '/' or '~': './{name}'")
     names = (*BUILT_IN, *DATA_SETS)
     hint = did_you_mean(name, names)
-    expected = (
-        f"; expected {', '.join(names)}, hf-hub:ORG/NAME, a URL, or a path, which starts with '.', '/' or '~'"
-    )
+    expected = f"; expected {', '.join(names)}, {VTAB}TASK, hf-hub:ORG/NAME, a URL, or a path, which starts with '.', '/' or '~'"
     return InputError(f"unknown data source {name!r}{hint}" + ("" if hint else expected))

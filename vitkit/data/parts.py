@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from vitkit.data.open import open_data
+from vitkit.data.open import check_items, open_data
 from vitkit.data.sources.source import Picture, Source, take, what_is_wrong
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import NoSplit
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 "Told how many images are done, and of how many."
 # Splits that are made of others.
-JOINT = {"trainval": ("train", "val")}
+JOINT = {"trainval": ("train", "val"), "train800val200": ("train800", "val200")}
 _NO_SPLIT = "?"
 _CHUNK = 16
 
@@ -41,7 +41,8 @@ def open_splits(spec: DataSpec, faults: list[str] | None = None) -> list[Source]
 
     faults: is told of splits that can't be opened, which is an error otherwise, or where there is no other.
     """
-    whole = replace(spec, start=None, stop=None, shots=None, seed=spec.seed if spec.shots is None else 0)
+    check_items(spec)
+    whole = replace(spec, start=None, stop=None, shots=None, seed=None)
     found: list[Source] = []
     for split in split_names(whole):
         try:

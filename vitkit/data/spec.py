@@ -28,7 +28,7 @@ class DataSpec:
     """A parsed DATA string."""
 
     source: str
-    "A built-in name, a torchvision data set, a path, a URL, or hf-hub:ORG/NAME."
+    "A built-in name, a torchvision data set, vtab/TASK, a path, a URL, or hf-hub:ORG/NAME."
     split: str | None = None
     "A split's name, or 'all'; None leaves the choice to the verb."
     start: str | None = None
@@ -37,14 +37,14 @@ class DataSpec:
     "First image after the slice."
     shots: int | None = None
     "Images to keep of each class."
-    seed: int = 0
-    "Seed of the choice of shots."
+    seed: int | None = None
+    "Seed of the choice of shots; with a slice, of the order that is sliced, in which all classes are spread alike."
     label: str | None = None
     "Which of a source's labels to take."
     size: int | None = None
     "Side of generated images."
     root: str | None = None
-    "Folder of a torchvision data set."
+    "Folder of a torchvision data set, or of VTAB's tasks."
     download: bool = False
     "Whether a torchvision data set may be downloaded."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from vitkit.data.evaluation import evaluation_pipeline
 from vitkit.data.loader import EvaluationLoader
 from vitkit.data.operations import normalize
 from vitkit.data.sources.source import Source
+from vitkit.evaluate.metrics import binary_losses, mean_average_precision
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.models.precision import run_in
@@ -31,7 +32,7 @@ class Classification:
         world: World,
         workers: int | None = None,
     ) -> None:
-        self.preprocessing, self.world = preprocessing, world
+        self.source, self.preprocessing, self.world = source, preprocessing, world
         self.has_several_labels = source.has_several_labels
         self.loader = EvaluationLoader(
             source,
@@ -46,22 +47,33 @@ class Classification:
 
     def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
         """Return the metrics of a model, the same on every process."""
+        if self.has_several_labels:
+            scores, several = self.logits(model, dtype), self.source.labels
+            loss = float(binary_losses(scores, several).mean())
+            return {"loss": loss, "mean_average_precision": mean_average_precision(scores, several)}
         sums = torch.zeros(3, dtype=torch.float64)
-        scores, targets = [], []
         for logits, labels in self.outputs(model, dtype):
-            if self.has_several_labels:
-                losses = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").sum(1)
-                scores.append(logits.cpu())
-                targets.append(labels.cpu())
-            else:
-                losses = F.cross_entropy(logits, labels, reduction="none")
-            right = 0 if self.has_several_labels else int((logits.argmax(1) == labels).sum())
+            losses = F.cross_entropy(logits, labels, reduction="none")
+            right = int((logits.argmax(1) == labels).sum())
             sums += torch.tensor([float(losses.double().sum()), right, len(labels)], dtype=torch.float64)
         loss, right, count = self.world.sum(sums).tolist()
-        if not self.has_several_labels:
-            return {"loss": loss / count, "accuracy": right / count}
-        gathered = (self.world.gather(torch.cat(parts)).numpy() for parts in (scores, targets))
-        return {"loss": loss / count, "mean_average_precision": mean_average_precision(*gathered)}
+        return {"loss": loss / count, "accuracy": right / count}
+
+    def logits(
+        self,
+        model: Model,
+        dtype: torch.dtype = torch.float32,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> np.ndarray:
+        """Return the logits of every image in the source's order, float32 (images, classes), on every process."""
+        share = torch.empty(self.loader.stop - self.loader.first, model.config.num_classes)
+        done = 0
+        for logits, _ in self.outputs(model, dtype):
+            share[done : done + len(logits)] = logits
+            done += len(logits)
+            if progress:
+                progress(done, len(share))
+        return self.world.gather(share).numpy()
 
     def outputs(self, model: Model, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits (images, classes) and labels of this process's share, batch by batch."""
@@ -79,11 +91,3 @@ class Classification:
                     torch.zeros(1, len(mean), *self.preprocessing.size, device=self.world.device),
                 )
         model.train(was_training)
-
-
-def mean_average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Return the mean over classes with a positive image of the area under precision over recall."""
-    from sklearn.metrics import average_precision_score
-
-    present = labels.any(axis=0)
-    return float(average_precision_score(labels[:, present], scores[:, present], average="macro"))

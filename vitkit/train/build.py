@@ -17,8 +17,13 @@ from vitkit.data.memory import cached
 from vitkit.data.open import open_data
 from vitkit.data.pipeline import Pipeline, parse_pipeline
 from vitkit.data.sources.source import Source
+from vitkit.data.spec import DataSpec, as_spec
 from vitkit.errors import InputError
 from vitkit.evaluate.classification import Classification
+from vitkit.evaluate.features import FrozenEvaluator
+from vitkit.evaluate.fewshot import FewShotEvaluator
+from vitkit.evaluate.knn import KNNEvaluator
+from vitkit.evaluate.probe import ProbeEvaluator
 from vitkit.models import build as build_module
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
@@ -28,7 +33,7 @@ from vitkit.objectives.objective import Objective
 from vitkit.train.average import Average
 from vitkit.train.config import PreprocessingConfig, TrainConfig
 from vitkit.train.distributed import blocks, replicate, shard
-from vitkit.train.durations import parse_duration
+from vitkit.train.durations import Duration, parse_duration
 from vitkit.train.optimizers import build_optimizer, freeze_parameters
 from vitkit.train.schedules import build_schedule
 from vitkit.weights.load import find_source, load_model
@@ -45,6 +50,7 @@ class Periods:
     log: int
     evaluate: int
     checkpoint: int
+    frozen: int
     per_epoch: float
 
 
@@ -68,6 +74,8 @@ class Parts:
     evaluator: Classification | None
     evaluated: str
     "Name of the split that is measured."
+    frozen: tuple[FrozenEvaluator, ...]
+    "What is measured of frozen features."
     notes: tuple[str, ...]
 
 
@@ -122,6 +130,7 @@ def build(config: TrainConfig, world: World) -> Parts:
         loader,
         evaluator,
         measured.split if measured else "",
+        build_frozen(config, preprocessing, world, min(micro, loader.count, EVALUATION_BATCH)),
         (*source.notes, *notes, *(measured.notes if measured else ())),
     )
 
@@ -133,12 +142,19 @@ def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
     if total < 1:
         raise InputError(f"duration {config.duration!r} is no step at all; train for at least one")
 
-    def steps(name: str) -> int:
-        if not (found := parse_duration(getattr(config, name), per_epoch, total, name)):
-            raise InputError(f"{name} must be at least one step, not {getattr(config, name)!r}")
+    def steps(name: str, value: Duration) -> int:
+        if not (found := parse_duration(value, per_epoch, total, name)):
+            raise InputError(f"{name} must be at least one step, not {value!r}")
         return found
 
-    return Periods(total, steps("log_every"), steps("evaluate_every"), steps("checkpoint_every"), per_epoch)
+    return Periods(
+        total,
+        log=steps("log_every", config.log_every),
+        evaluate=steps("evaluate_every", config.evaluate_every),
+        checkpoint=steps("checkpoint_every", config.checkpoint_every),
+        frozen=steps("frozen.every", config.frozen.every),
+        per_epoch=per_epoch,
+    )
 
 
 def build_model(
@@ -193,6 +209,32 @@ def check_size(pipeline: Pipeline, source: Source, model: Model) -> None:
     if size != model.config.size:
         have, want = (f"{height}x{width}" for height, width in (size, model.config.size))
         raise InputError(f"the pipeline gives images of {have}, the model takes {want}: make them equal")
+
+
+def build_frozen(
+    config: TrainConfig, preprocessing: Preprocessing, world: World, batch_size: int
+) -> tuple[FrozenEvaluator, ...]:
+    """Return what measures frozen features, its data opened and checked."""
+    if not (names := config.frozen.evaluators):
+        return ()
+    train = open_data(config.frozen.data or config.data.train, default="train")
+    test_data = config.frozen.data or config.data.evaluate or config.data.train
+    test = open_data(_other_split(test_data), default="measure", classes=train.class_names)
+    shared: dict[str, Any] = {"world": world, "batch_size": batch_size, "workers": config.data.workers}
+    makers: dict[str, Callable[[], FrozenEvaluator]] = {
+        "fewshot": lambda: FewShotEvaluator(train, test, preprocessing, shots=config.frozen.shots, **shared),
+        "probe": lambda: ProbeEvaluator(train, test, preprocessing, **shared),
+        "knn": lambda: KNNEvaluator(train, test, preprocessing, k=config.frozen.neighbours, **shared),
+    }
+    return tuple(makers[name]() for name in names)
+
+
+def _other_split(data: str) -> DataSpec:
+    """Return DATA without its train split, slice and shots, so that its split to measure on is taken."""
+    spec = as_spec(data)
+    if spec.split not in (None, "train"):
+        return spec
+    return dataclasses.replace(spec, split=None, start=None, stop=None, shots=None, seed=None)
 
 
 def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:

@@ -62,6 +62,22 @@ class PreprocessingConfig:
 
 
 @dataclass(frozen=True)
+class FrozenConfig:
+    """What is measured of frozen features while the model trains, whatever the objective."""
+
+    evaluators: tuple[Literal["fewshot", "probe", "knn"], ...] = ()
+    "Few-shot ridge regression, logistic regression on all of train, weighted nearest neighbours; any of them."
+    data: str | None = None
+    "DATA whose train split they learn from and whose test split, else val, they are measured on; left open, the data trained on."
+    shots: int = 10
+    "Images of each class that fewshot learns from."
+    neighbours: int = 20
+    "How many neighbours knn asks."
+    every: Duration = "20%"
+    "Steps between such measurements; the end is always measured."
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A training run."""
 
@@ -83,6 +99,8 @@ class TrainConfig:
     "What a step learns from its images."
     preprocessing: PreprocessingConfig = field(default_factory=PreprocessingConfig)
     "How the trained model wants its images."
+    frozen: FrozenConfig = field(default_factory=FrozenConfig)
+    "What is measured of frozen features while the model trains."
     average: float | None = None
     "Decay of a running average of the weights, measured beside them and kept in their place; none keeps no average."
     select: Literal["best", "last"] = "best"

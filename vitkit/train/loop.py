@@ -39,6 +39,8 @@ def fit(config: TrainConfig, parts: Parts, micro_batch: int, results: Results, w
             if done % periods.evaluate == 0 or is_last:
                 require_finite(totals)
                 results.evaluate(done)
+            if done % periods.frozen == 0 or is_last:
+                results.measure_features(done)
             stopped = world.any(bool(stop)) if done % STOP_EVERY == 0 or world.ranks == 1 else False
             if done % periods.checkpoint == 0 or is_last or stopped:
                 require_finite(totals)

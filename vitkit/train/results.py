@@ -120,6 +120,19 @@ class Results:
             self.folder.update(best={"metric": metric, "value": line[metric], "step": done})
         self._begin_line(done)
 
+    def measure_features(self, done: int) -> None:
+        """Measure the frozen features of the weights that are kept, if that is asked for."""
+        if not self.parts.frozen:
+            return
+        line: dict[str, Any] = {"step": done, "epoch": done / self.parts.periods.per_epoch}
+        average = self.parts.average
+        with average.applied(self.parts.model) if average else nullcontext():
+            for evaluator in self.parts.frozen:
+                for name, value in evaluator.run(self.parts.model, self.dtype).items():
+                    line[f"{name}/accuracy"] = value
+        self.journal.write({**line, "seconds": self.seconds})
+        self._begin_line(done)
+
     def finish(self, is_done: bool) -> None:
         """Write the last models and the run's status."""
         if is_done:

@@ -63,6 +63,18 @@ def test_splits_go_by_any_of_their_words(tmp_path: Path, word: str) -> None:
     assert "has no split 'test'; it has train, val, all" in error(root + ":test")
 
 
+def test_a_folder_named_like_a_split_is_that_split_and_not_cut(tmp_path: Path, png: Png) -> None:
+    files = {f"{c}/{number}.png": png(number + 20 * (c == "b")) for c in "ab" for number in range(20)}
+    val = write(tmp_path / "val", files)
+    for asked in ("", ":val"):
+        source = open_data(val + asked, default="measure")
+        assert (source.split, len(source)) == ("val", 40)
+    assert source.notes[0] == f"{val}: all of it is 'val', by its name"
+    assert len(open_data(val, default="train")) == 32  # whoever trains on it has splits made
+    train = write(tmp_path / "train", files)
+    assert (open_data(train).split, len(open_data(train))) == ("train", 40)
+
+
 def test_classes_are_those_of_train_and_matched_by_name(tmp_path: Path) -> None:
     root = write(tmp_path, {f"train/{c}/1.png": b"" for c in ("ant", "bee", "cat")} | {"test/cat/1.png": b""})
     test = open_data(root, default="measure")

@@ -39,7 +39,11 @@ def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[s
     splits, left_out = find_splits(root)
     if not splits and (inner := _only_folder(root)) and find_splits(inner)[0]:
         raise InputError(f"{root} holds its splits one folder deeper: open {inner}")
-    split, notes = choose_split(list(splits or MADE), spec.split, default, name)
+    own = _own_split(root, spec.split, default) if not splits else None
+    if own:
+        split, notes = own, [f"{name}: all of it is {own!r}, by its name"]
+    else:
+        split, notes = choose_split(list(splits or MADE), spec.split, default, name)
     if left_out:
         notes.append(f"{name}: left out {listed(left_out)}, beside the folders of its splits")
     folders = {"all": root}
@@ -61,7 +65,15 @@ def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[s
         for part, found in scans.items()
         if found.empty and part in ("train", "all")
     )
-    return source if splits else make_split(source, split, root)
+    return source if splits or own else make_split(source, split, root)
+
+
+def _own_split(root: str, asked: str | None, default: Default) -> str | None:
+    """Return the split that a folder is by its own name, which is not cut once more: imagenet/val."""
+    named = WORDS.get(os.path.basename(os.path.abspath(root)).lower())
+    if asked is not None:
+        return named if named == WORDS.get(asked, asked) else None
+    return named if (named == "train") == (default == "train") else None
 
 
 def find_splits(root: str) -> tuple[dict[str, str], list[str]]:

@@ -145,9 +145,13 @@ def take(source: Source, spec: DataSpec) -> Source:
     """Return the part of a source that a spec's slice and shots ask for."""
     indices = np.arange(len(source))
     if spec.start is not None or spec.stop is not None:
-        indices = indices[_place(spec.start, len(source), 0) : _place(spec.stop, len(source), len(source))]
+        is_spread = spec.seed is not None and spec.shots is None
+        order = spread_order(source.labels, spec.seed or 0) if is_spread else indices
+        places = slice(_place(spec.start, len(source), 0), _place(spec.stop, len(source), len(source)))
+        indices = np.sort(order[places])
     if spec.shots is not None:
-        indices = indices[choose_shots(source.labels[indices], spec.shots, spec.seed, source.class_names)]
+        seed = spec.seed or 0
+        indices = indices[choose_shots(source.labels[indices], spec.shots, seed, source.class_names)]
     if len(indices) == len(source):
         return source
     if not len(indices):
@@ -210,6 +214,17 @@ def choose_shots(labels: np.ndarray, shots: int, seed: int, class_names: Sequenc
             raise InputError(f"{shots}shot: class {name!r} has only {len(members)} images")
         chosen.append(generator.permutation(members)[:shots])
     return np.concatenate(chosen)
+
+
+def spread_order(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Return a random order in which every stretch holds each class by its share, as far as counts allow."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    if labels.ndim != 1:
+        return order
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    counts = np.bincount(labels)
+    within = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return by_class[np.argsort((within + 0.5) / np.repeat(counts, counts), kind="stable")]
 
 
 def stratified_split(labels: np.ndarray, hashes: np.ndarray, share: float) -> np.ndarray:

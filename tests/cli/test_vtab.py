@@ -1,0 +1,85 @@
+"""`vit vtab`: the table beside the paper's rows, one JSON document, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitkit.data.vtab import TASKS
+
+Vit = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def finetune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Stand in for what trains: a task named in the list it returns fails."""
+    failing: list[str] = []
+
+    def run(model: str, data: str, changes: list[str], **options: Any) -> dict[str, Any]:
+        if any(name in data for name in failing):
+            raise RuntimeError("no luck")
+        return {"status": "done", "run": options["run"], "accuracy": 0.5, "std": 0.01, "seconds": 1.0}
+
+    monkeypatch.setattr("vitkit.transfer.finetune.finetune", run)
+    monkeypatch.chdir(tmp_path)
+    for name in ("dtd", "eurosat"):
+        task = TASKS[name]
+        (tmp_path / "vtab" / name / "images").mkdir(parents=True)
+        (tmp_path / "vtab" / name / "images" / "0.jpg").touch()
+        for split, count in {"train800val200": 1000, "test": task.sizes[2] if name == "dtd" else 7}.items():
+            lines = [f"images/0.jpg {number % task.num_classes}" for number in range(count)]
+            (tmp_path / "vtab" / name / f"{split}.txt").write_text("\n".join(lines))
+    return failing
+
+
+def test_the_table_has_tasks_groups_and_the_papers_rows(vit: Vit) -> None:
+    answer = vit("vtab", "Ti/16", "vtab", "--run", "mine")
+    assert answer.status == 0, answer.err
+    assert "vtab: 2 of 19 tasks are there: DTD, EuroSAT" in answer.err
+    assert "Sun397: absent: vtab/sun397 is not in vtab: expected vtab/sun397/" in answer.err
+    assert "Ti/16 on vtab, vit: 2,500 steps of 512 images, learning rate 0.01, 384 px" in answer.out
+    for row in (
+        r"task +group +accuracy +ViT-H/14 \(JFT\) +ViT-L/16 \(JFT\) +ViT-L/16 \(I21k\)",
+        r"DTD +Natural +50.0 ± 1.0 +75.2 +74.3 +74.1",
+        r"EuroSAT +Specialized +50.0 ± 1.0 +96.7 +96.5 +95.6 +not the official images",
+        r"Natural +50.0 +75.2 +74.3 +74.1 +1 of 7 tasks",
+        r"mean of 2 tasks, not the official images +50.0 +8[56]",
+    ):
+        assert re.search(row, answer.out), row
+    assert "Absent: Caltech101, CIFAR-100, " in answer.out
+    assert "figure: runs/mine/vtab.png" in answer.err
+
+
+def test_json_is_one_document(vit: Vit) -> None:
+    answer = vit("vtab", "Ti/16", "vtab", "--tasks", "dtd", "--json", "--steps", "3")
+    document = json.loads(answer.out)
+    assert (document["steps"], document["mean"], document["overall"]["name"]) == (3, 0.5, "mean of 1 task")
+    assert "NaN" not in answer.out
+
+
+def test_a_failing_task_is_exit_1(vit: Vit, finetune: list[str]) -> None:
+    finetune.append("eurosat")
+    answer = vit("vtab", "Ti/16", "vtab", "--run", "mine")
+    assert answer.status == 1
+    assert "EuroSAT failed: RuntimeError: no luck" in answer.err
+    assert re.search(r"EuroSAT +Specialized +96.7 +96.5 +95.6 +failed", answer.out)
+
+
+def test_bad_input_is_exit_2(vit: Vit) -> None:
+    answer = vit("vtab", "Ti/16", "nowhere")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith(
+        "error: nowhere is no folder; expected shapes, or the folder of VTAB's tasks"
+    )
+
+
+def test_practice_has_no_paper_beside_it(vit: Vit) -> None:
+    answer = vit("vtab", "Ti/16", "shapes", "--protocol", "light", "--run", "mine")
+    assert answer.status == 0, answer.err
+    assert "ViT-H/14" not in answer.out and "not the official images" not in answer.out
+    assert "practice on shapes, mean of 6 tasks" in answer.out

@@ -1,0 +1,165 @@
+"""What a fine-tuning will do: the paper's table, BiT-HyperRule, and what is refused before any compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitkit
+from vitkit.data.spec import as_spec
+from vitkit.errors import InputError
+from vitkit.models.names import model_config
+from vitkit.train.build import resolve_periods
+from vitkit.train.schedules import build_schedule
+from vitkit.transfer.plan import Part, cut, make_plan
+from vitkit.transfer.protocols import PAPER, fitting_size, hyper_rule
+
+TINY = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 16, "patch": 4, "image_size": 8}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    vitkit.save(vitkit.create_model("Ti/16", num_classes=3, dropout=0.1, **TINY), folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "grid", "dev"),
+    [
+        ("imagenet", 20_000, (0.003, 0.01, 0.03, 0.06), 1),
+        ("cifar10", 10_000, (0.001, 0.003, 0.01, 0.03), 2),
+        ("cifar100", 10_000, (0.001, 0.003, 0.01, 0.03), 2),
+        ("pets", 500, (0.001, 0.003, 0.01, 0.03), 10),
+        ("flowers102", 500, (0.001, 0.003, 0.01, 0.03), 10),
+    ],
+)
+def test_the_papers_table_4(name: str, steps: int, grid: tuple[float, ...], dev: int) -> None:
+    rule = PAPER[name]
+    assert (rule.steps, rule.grid, rule.dev_percent, rule.image_size) == (steps, grid, dev, 384)
+
+
+@pytest.mark.parametrize(
+    ("images", "steps", "warmup"),
+    [
+        (1_000, 500, 100),
+        (19_999, 500, 100),
+        (20_000, 10_000, 500),
+        (499_999, 10_000, 500),
+        (500_000, 20_000, 500),
+    ],
+)
+def test_hyper_rule_goes_by_the_number_of_images(images: int, steps: int, warmup: int) -> None:
+    rule = hyper_rule(images, 300 * 300)
+    assert (rule.steps, rule.warmup, rule.image_size) == (steps, warmup, 384)
+
+
+@pytest.mark.parametrize(("side", "size"), [(32, 128), (95, 128), (96, 384), (500, 384)])
+def test_hyper_rule_goes_by_the_size_of_images(side: int, size: int) -> None:
+    assert hyper_rule(1_000, side * side).image_size == size
+
+
+def test_a_size_fits_the_patch() -> None:
+    assert fitting_size(model_config("B/16"), 384) == 384
+    assert fitting_size(model_config("H/14"), 384) == 378
+    assert fitting_size(model_config("R50+B/16"), 384) == 384
+    assert fitting_size(model_config("BiT-R50x1"), 384) == 384
+
+
+def test_the_papers_protocol(model: str) -> None:
+    plan = make_plan(model, "digits", ["protocol=paper", "image_size=8"], "cpu")
+    config = plan.config(plan.whole)
+    optimizer = config.optimizer
+    assert (optimizer.name, optimizer.momentum, optimizer.weight_decay, optimizer.clip_norm) == (
+        "sgd",
+        0.9,
+        0,
+        1,
+    )
+    assert (config.batch_size, config.micro_batch, config.duration, config.schedule.warmup) == (
+        512,
+        32,
+        500,
+        100,
+    )
+    assert (config.data.train, config.data.evaluate) == ("digits:train", "digits:test")
+    assert (config.select, config.average, config.model["dropout"]) == ("last", None, 0.0)
+    assert plan.notes[-1] == (
+        "protocol paper: 500 steps, warm-up 100, batch 512, learning rate 0.01, 8 px; "
+        "steps, warm-up and size by BiT-HyperRule for 1,157 images"
+    )
+
+
+def test_learning_rates_of_the_papers_schedule(model: str) -> None:
+    changes = ["protocol=paper", "image_size=8", "duration=10000", "schedule.warmup=500"]
+    config = make_plan(model, "digits", [*changes, "optimizer.learning_rate=0.03"], "cpu").config(
+        Part("digits:train", None)
+    )
+    periods = resolve_periods(config, 1157)
+    rate = build_schedule(config.schedule, 0.03, periods.total, periods.per_epoch)
+    found = [rate(step) for step in (0, 250, 500, 2875, 5250, 10_000)]
+    assert found == pytest.approx([0, 0.015, 0.03, 0.025607, 0.015, 0], abs=1e-6)  # PAPERS.md 11
+
+
+def test_a_quick_run_chooses_by_val_and_reports_on_test(model: str) -> None:
+    plan = make_plan(model, "digits", ["protocol=quick"], "cpu")
+    assert (plan.whole, plan.test) == (Part("digits:train", "digits:val"), "digits:test")
+    assert plan.head_first and not plan.has_duration
+    named = make_plan(model, "digits", ["protocol=quick", "data.evaluate=digits:val"], "cpu")
+    assert named.test == "digits:val"
+    assert named.whole == Part("digits:train[:90%,seed=0]", "digits:train[90%:,seed=0]")
+
+
+def test_train_is_cut_by_class_and_slices_are_not_cut_again() -> None:
+    assert cut(as_spec("digits:train"), 2) == Part("digits:train[:98%,seed=0]", "digits:train[98%:,seed=0]")
+    assert cut(as_spec("digits:train[10shot]"), 2) is None
+
+
+def folder_of_photos(root: Path, **classes: int) -> str:
+    for name, count in classes.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{name}{number}.png")
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["protocol=papre"], "protocol in the changes is 'papre'; expected one of 'auto', 'paper', 'quick'"),
+        (
+            ["protocol=paper", "minutes=3"],
+            "minutes is a setting of protocol=quick; with protocol=paper, give duration",
+        ),
+        (["minutes=0"], "minutes must be above 0, not 0"),
+        (["data.train=digits"], "data.train is the argument DATA of finetune: leave it out here"),
+        (["optimiser.name=sgd"], "unknown setting 'optimiser.name'; did you mean 'optimizer'?"),
+        (["protocl=paper"], "unknown setting 'protocl'; did you mean 'protocol'?"),
+        (["data.evaluate=digits:train"], "digits would be learned from and reported on: name another split"),
+    ],
+)
+def test_bad_changes_are_refused(model: str, changes: list[str], message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        make_plan(model, "digits", changes, "cpu")
+    assert str(raised.value).startswith(message)
+
+
+def test_classes_that_train_lacks_are_told_before_anything_is_computed(model: str) -> None:
+    few = make_plan(model, "digits:train[:4]", ["protocol=paper", "image_size=8"], "cpu")
+    [warning] = [note for note in few.notes if note.startswith("warning")]
+    missing = sorted(set(map(str, range(10))) - set(map(str, vitkit.open_data("digits:train[:4]").labels)))
+    assert warning == (
+        f"warning: {', '.join(missing[:5])} and {len(missing) - 5} more in digits:test have no image to learn from, "
+        "and will be taken for others"
+    )
+
+
+def test_a_test_set_with_unknown_classes_is_refused(model: str, tmp_path: Path) -> None:
+    folder_of_photos(tmp_path / "train", cat=3, dog=3)
+    folder_of_photos(tmp_path / "test", cat=2, eel=2)
+    with pytest.raises(InputError, match="eel"):
+        make_plan(model, str(tmp_path), ["protocol=quick"], "cpu")

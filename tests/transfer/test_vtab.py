@@ -1,0 +1,457 @@
+"""The VTAB suite: means beside the paper's, protocols as settings, partial folders, resuming, tasks that fail."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitkit.config import from_dict, merge
+from vitkit.data.vtab import TASKS
+from vitkit.errors import InputError
+from vitkit.models.configs import Preprocessing
+from vitkit.models.names import model_config
+from vitkit.train.config import TrainConfig
+from vitkit.train.schedules import build_schedule
+from vitkit.transfer.config import part_changes
+from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, in_words
+from vitkit.transfer.vtab.run import RESULTS, vtab
+from vitkit.transfer.vtab.tasks import PRACTICE, PUBLISHED, Exercise, Missing, find_exercise, group_means
+
+GROUP_OF = {name: task.group for name, task in TASKS.items()}
+
+
+def write_task(folder: Path, name: str, test: int | None = None) -> None:
+    """Write a task in the shared layout: lists of one image, which nothing decodes."""
+    task = TASKS[name]
+    place = folder / (task.folder or name)
+    (place / "images").mkdir(parents=True)
+    total = 1000 + (task.sizes[2] if test is None else test)
+    (place / "images" / "0.jpg").touch()
+    lines = [f"images/0.jpg {number % task.num_classes}" for number in range(total)]
+    parts = {"train800": lines[:800], "val200": lines[800:1000], "train800val200": lines[:1000]}
+    for split, part in {**parts, "test": lines[1000:]}.items():
+        (place / f"{split}.txt").write_text("\n".join(part))
+
+
+class FakeFinetune:
+    """Answers as finetune does, and remembers what it was asked."""
+
+    def __init__(self, accuracy: Callable[[str, Sequence[str]], float] | float = 0.5) -> None:
+        self.accuracy = accuracy
+        self.calls: list[dict[str, Any]] = []
+        self.stop_at: str | None = None
+
+    def __call__(self, model: str, data: str, changes: Sequence[str], **options: Any) -> dict[str, Any]:
+        self.calls.append({"model": model, "data": data, "changes": list(changes), **options})
+        if self.stop_at and self.stop_at in data:
+            return {"status": "stopped", "run": options["run"]}
+        accuracy = self.accuracy if isinstance(self.accuracy, float) else self.accuracy(data, changes)
+        values = [accuracy] * options["seeds"]
+        return {
+            "status": "done",
+            "run": options["run"],
+            "model": f"{options['run']}/model",
+            "protocol": "paper",
+            "accuracy": accuracy,
+            "std": statistics.stdev(values) if len(values) > 1 else None,
+            "values": values,
+            "learning_rate": 0.01,
+            "seconds": 3.0,
+        }
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def partial(tmp_path: Path) -> Path:
+    folder = tmp_path / "vtab"
+    write_task(folder, "dtd")
+    write_task(folder, "kitti")
+    write_task(folder, "pets", test=20)
+    return folder
+
+
+class Notes:
+    """A listener that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+    def start(self, step: int, total: int) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def metrics(self, line: Any) -> None: ...
+    def stop(self) -> None: ...
+
+
+def test_means_of_table_9_are_the_papers() -> None:  # PAPERS.md 2.6
+    rows = list(PUBLISHED.values())
+    means = [round(100 * statistics.fmean(row.values()), 2) for row in rows]
+    assert means == [77.63, 76.29, 72.71]
+    groups = [[round(100 * mean, 3) for mean in group_means(row, GROUP_OF).values()] for row in rows]
+    wanted = [(86.69, 87.00, 65.03), (85.56, 86.725, 62.96), (83.27, 84.65, 57.50)]
+    for found, expected in zip(groups, wanted, strict=True):
+        assert found == pytest.approx(expected, abs=0.006)
+    assert PUBLISHED["ViT-H/14 (JFT)"]["kitti"] == pytest.approx(0.845)
+    assert PUBLISHED["ViT-L/16 (I21k)"]["smallnorb_ele"] == pytest.approx(0.417)
+
+
+def exercise(name: str) -> Exercise:
+    task = TASKS[name]
+    is_small = task.image is not None and task.image[0] * task.image[1] < 96 * 96
+    splits = {"test": "x"}
+    return Exercise(
+        name, task.title, task.group, task.num_classes, splits, 1, is_small, task.flip, task.crop, True
+    )
+
+
+def settings_of(protocol: str, name: str, model: str = "B/16", steps: int | None = None) -> TrainConfig:
+    """Return the training run that a task's changes make."""
+    changes = changes_of(protocol, exercise(name), model_config(model), steps)
+    transfer, rest = part_changes(changes)
+    assert transfer.protocol == "paper"
+    base = {"name": "finetune", "model": {"name": model}, "data": {"train": "digits"}, "optimizer": {}}
+    config = from_dict(TrainConfig, merge(base, rest), "the settings")
+    assert config.data.pipeline and transfer.image_size
+    assert f"({transfer.image_size})" in config.data.pipeline
+    assert (config.optimizer.name, config.optimizer.momentum, config.optimizer.weight_decay) == (
+        "sgd",
+        0.9,
+        0,
+    )
+    assert config.select == "last"
+    return config
+
+
+def rates(config: TrainConfig, steps: Sequence[int]) -> list[float]:
+    assert isinstance(config.duration, int)
+    schedule = build_schedule(config.schedule, config.optimizer.learning_rate, config.duration, 1.0)
+    return [schedule(step) for step in steps]
+
+
+def test_vits_protocol() -> None:
+    config = settings_of("vit", "caltech101")
+    assert (config.duration, config.batch_size, config.optimizer.clip_norm) == (2500, 512, 1.0)
+    assert config.data.pipeline == "resize(448)|random_crop(384)|flip"
+    assert rates(config, [0, 250, 500, 1500, 2500]) == pytest.approx([0, 0.005, 0.01, 0.005, 0], abs=1e-9)
+    assert settings_of("vit", "cifar100").data.pipeline == "resize(448)|random_crop(384)|flip"
+    assert settings_of("vit", "kitti").data.pipeline == "resize(384)|flip"
+    assert settings_of("vit", "dsprites_loc").data.pipeline == "resize(384)"
+    assert settings_of("vit", "smallnorb_azi").data.pipeline == "resize(448)|random_crop(384)"
+    assert settings_of("vit", "dtd", "H/14").data.pipeline == "resize(441)|random_crop(378)|flip"
+    assert settings_of("vit", "dtd", steps=10).duration == 10
+
+
+def test_bits_rule() -> None:
+    config = settings_of("bit", "dtd")
+    assert (config.duration, config.batch_size, config.optimizer.clip_norm) == (500, 512, None)
+    # PAPERS.md 11: 1,000 examples.
+    found = rates(config, [50, 100, 200, 201, 301, 401])
+    assert found == pytest.approx([0.0015, 0.003, 0.003, 3e-4, 3e-5, 3e-6])
+    assert config.data.pipeline == "resize(448)|random_crop(384)|flip"
+    small = {name for name in TASKS if "128" in settings_of("bit", name).data.pipeline}
+    assert small == {"cifar100", "svhn", "eurosat", "dsprites_loc", "dsprites_ori"}
+    assert settings_of("bit", "svhn").data.pipeline == "resize(160)|random_crop(128)|flip"
+    assert settings_of("bit", "dsprites_loc").data.pipeline == "resize(128)"
+
+
+def test_the_light_script() -> None:
+    config = settings_of("light", "svhn")
+    assert (config.duration, config.batch_size, config.optimizer.clip_norm) == (1000, 64, None)
+    assert config.data.pipeline == "resize(224)"
+    found = rates(config, [0, 40, 80, 300, 301, 601, 901])
+    assert found == pytest.approx([0, 0.005, 0.01, 0.01, 1e-3, 1e-4, 1e-5])
+
+
+def test_a_shortened_protocol_says_so() -> None:
+    assert in_words("vit", None) == "vit: 2,500 steps of 512 images, learning rate 0.01, 384 px"
+    assert "20 steps (the protocol's are 2,500)" in in_words("vit", 20)
+    assert "small images 128 px" in in_words("bit", None)
+    assert list(PROTOCOLS) == ["vit", "bit", "light"]
+
+
+def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
+    finetune, listener = FakeFinetune(0.25), Notes()
+    (partial / "svhn").mkdir()
+    document = vtab("Ti/16", str(partial), run="mine", listener=listener, finetune=finetune)
+    assert listener.lines[0] == f"{partial}: 3 of 19 tasks are there: DTD, Pets, KITTI-Dist"
+    assert (
+        f"CIFAR-100: absent: vtab/cifar100 is not in {partial}: expected {partial}/cifar/ with "
+        "train800val200.txt and test.txt, or cifar-100-python/" in listener.lines
+    )
+    assert (
+        "vtab/pets: not the official images: test.txt names 20, VTAB's test split has 3,669" in listener.lines
+    )
+    assert [call["data"] for call in finetune.calls] == [
+        f"vtab/{name}:train800val200[root={partial}]" for name in ("dtd", "pets", "kitti")
+    ]
+    first = finetune.calls[0]
+    assert first["changes"][-1] == f'data.evaluate="vtab/dtd:test[root={partial}]"'
+    assert (first["run"], first["seeds"]) == ("runs/mine/dtd", 1)
+    assert document["status"] == "done"
+    assert document["overall"] == {
+        "name": "mean of 3 tasks, not the official images",
+        "accuracy": 0.25,
+        "tasks": 3,
+    }
+    assert document["official_images"] is False
+    official = {entry["task"]: entry["official_images"] for entry in document["tasks"] if entry["accuracy"]}
+    assert official == {"dtd": True, "pets": False, "kitti": True}
+    assert [(group["group"], group["tasks"], group["of"]) for group in document["groups"]] == [
+        ("Natural", 2, 7),
+        ("Structured", 1, 8),
+    ]
+    published = document["published"][0]
+    assert published["groups"]["Natural"] == pytest.approx((0.752 + 0.972) / 2)
+    assert published["overall"] == pytest.approx((0.752 + 0.972 + 0.845) / 3)
+    assert document["device_hours"] == pytest.approx(9 / 3600)
+    assert Path(document["figure"]).read_bytes().startswith(b"\x89PNG")
+    text = (Path("runs/mine") / RESULTS).read_text()
+    assert json.loads(text) == document and "NaN" not in text
+
+
+def test_all_tasks_together_are_vtab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("vitkit.transfer.vtab.run.find_exercise", lambda data, name: exercise_in(data, name))
+    document = vtab("Ti/16", str(tmp_path), run="all", finetune=FakeFinetune(lambda data, _: paper(data)))
+    assert document["overall"]["name"] == "VTAB-1k"
+    assert document["mean"] == pytest.approx(0.7763, abs=5e-5)
+    assert [group["accuracy"] for group in document["groups"]] == pytest.approx(
+        [0.8669, 0.87, 0.6503], abs=6e-5
+    )
+    assert document["official_images"] is True
+
+
+def exercise_in(data: str, name: str) -> Exercise:
+    task = TASKS[name]
+    splits = {split: f"vtab/{name}:{split}" for split in ("train800", "val200", "train800val200", "test")}
+    return Exercise(
+        name, task.title, task.group, task.num_classes, splits, 10, False, task.flip, task.crop, True
+    )
+
+
+def paper(data: str) -> float:
+    return PUBLISHED["ViT-H/14 (JFT)"][data.removeprefix("vtab/").split(":")[0]]
+
+
+def test_what_is_done_is_not_run_again(partial: Path) -> None:
+    finetune = FakeFinetune()
+    vtab("Ti/16", str(partial), run="mine", tasks="dtd", finetune=finetune)
+    listener = Notes()
+    document = vtab("Ti/16", str(partial), run="mine", listener=listener, finetune=finetune)
+    assert [call["run"] for call in finetune.calls] == ["runs/mine/dtd", "runs/mine/pets", "runs/mine/kitti"]
+    assert "DTD (1 of 3): done already" in listener.lines
+    assert document["overall"]["tasks"] == 3
+    vtab("Ti/16", str(partial), run="mine", force=True, finetune=finetune)
+    assert len(finetune.calls) == 6
+
+
+def test_the_same_command_is_the_same_run(partial: Path) -> None:
+    finetune = FakeFinetune()
+    first = vtab("Ti/16", str(partial), tasks="dtd", finetune=finetune)
+    assert vtab("Ti/16", str(partial), tasks="dtd", finetune=finetune)["run"] == first["run"]
+    other = vtab("Ti/16", str(partial), tasks="dtd", protocol="light", finetune=finetune)
+    assert other["run"] != first["run"] and len(finetune.calls) == 2
+    with pytest.raises(InputError) as error:
+        vtab("Ti/16", str(partial), protocol="bit", run=first["run"], finetune=finetune)
+    assert str(error.value) == (
+        f'{first["run"]} holds a run with other settings: protocol is "vit" there, "bit" here; '
+        "name another run, or begin anew with --force"
+    )
+
+
+def test_a_task_that_fails_leaves_the_others(partial: Path) -> None:
+    def accuracy(data: str, changes: Sequence[str]) -> float:
+        if "pets" in data:
+            raise RuntimeError("out of luck\nand more")
+        return 0.5
+
+    document = vtab("Ti/16", str(partial), run="mine", finetune=FakeFinetune(accuracy))
+    assert document["status"] == "failed"
+    by_name = {entry["task"]: entry for entry in document["tasks"]}
+    assert (by_name["pets"]["status"], by_name["pets"]["reason"]) == ("failed", "RuntimeError: out of luck")
+    assert by_name["kitti"]["status"] == "done"
+    assert document["overall"]["name"] == "mean of 2 tasks"
+    again = FakeFinetune()
+    assert vtab("Ti/16", str(partial), run="mine", finetune=again)["status"] == "done"
+    assert [call["run"] for call in again.calls] == ["runs/mine/pets"]
+
+
+def test_broken_data_is_a_failure_and_the_others_run(partial: Path) -> None:
+    (partial / "dtd" / "train800val200.txt").write_text("images/0.jpg 99\n")
+    finetune = FakeFinetune()
+    document = vtab("Ti/16", str(partial), run="mine", finetune=finetune)
+    assert document["status"] == "failed" and len(finetune.calls) == 2
+    reason = next(entry["reason"] for entry in document["tasks"] if entry["task"] == "dtd")
+    assert reason == f"{partial}/dtd/train800val200.txt, line 1, has label 99; DTD has 47 classes, 0 to 46"
+    with pytest.raises(InputError, match="has label 99"):
+        vtab("Ti/16", str(partial), tasks="dtd", run="mine", finetune=finetune)
+
+
+def test_a_stopped_run_goes_on(partial: Path) -> None:
+    finetune = FakeFinetune()
+    finetune.stop_at = "pets"
+    document = vtab("Ti/16", str(partial), run="mine", finetune=finetune)
+    assert document["status"] == "stopped"
+    assert [entry["task"] for entry in document["tasks"] if entry["status"] == "done"] == ["dtd"]
+    finetune.stop_at = None
+    assert vtab("Ti/16", str(partial), run="mine", finetune=finetune)["status"] == "done"
+    assert len(finetune.calls) == 4
+
+
+def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
+    def accuracy(data: str, changes: Sequence[str]) -> float:
+        return 0.9 if "optimizer.learning_rate=0.003" in changes else 0.1
+
+    finetune = FakeFinetune(accuracy)
+    document = vtab("Ti/16", str(partial), tasks="dtd", sweep="lr", seeds=2, run="mine", finetune=finetune)
+    *tried, last = finetune.calls
+    assert [call["changes"][-2] for call in tried] == [
+        f"optimizer.learning_rate={rate}" for rate in ("0.001", "0.003", "0.01", "0.03")
+    ]
+    for call in tried:
+        assert "vtab/dtd:train800[" in call["data"] and "vtab/dtd:val200[" in call["changes"][-1]
+        assert call["seeds"] == 1
+    assert "vtab/dtd:train800val200[" in last["data"] and "vtab/dtd:test[" in last["changes"][-1]
+    assert last["changes"][-2] == "optimizer.learning_rate=0.003" and last["seeds"] == 2
+    entry = next(entry for entry in document["tasks"] if entry["task"] == "dtd")
+    assert len(entry["tuning"]) == 4 and entry["std"] == 0
+    assert document["words"].endswith("mean of 2 seeds, learning rate chosen by val200")
+
+
+def test_shapes_practises_and_is_not_compared() -> None:
+    finetune = FakeFinetune()
+    document = vtab("Ti/16", "shapes", protocol="light", steps=3, run="mine", finetune=finetune)
+    assert [entry["task"] for entry in document["tasks"]] == list(PRACTICE)
+    assert document["published"] == [] and document["official_images"] is False
+    assert document["overall"]["name"] == "practice on shapes, mean of 6 tasks"
+    assert {entry["group"] for entry in document["tasks"]} == {"Natural", "Specialized", "Structured"}
+    assert finetune.calls[2]["data"] == "shapes:train[:1000,label=count,size=32]"
+    assert finetune.calls[2]["changes"][-1] == 'data.evaluate="shapes:test[:1000,label=count,size=32]"'
+
+
+def test_practice_splits_are_apart() -> None:
+    from vitkit.data.open import open_data
+
+    for name in PRACTICE:
+        task = find_exercise("shapes", name)
+        assert isinstance(task, Exercise)
+        sources = {split: open_data(data) for split, data in task.splits.items()}
+        sizes = {split: len(source) for split, source in sources.items()}
+        assert sizes == {"train800": 800, "val200": 200, "train800val200": 1000, "test": 1000}
+        assert sources["train800"].num_classes == task.num_classes
+        both = [*sources["train800"].labels, *sources["val200"].labels]
+        assert both == sources["train800val200"].labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"protocol": "vti"},
+            "unknown protocol 'vti'; did you mean 'vit'? expected vit, bit, light, fewshot",
+        ),
+        ({"seeds": 0}, "seeds must be at least 1, not 0"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"sweep": "wd"}, "sweep is 'wd'; expected lr"),
+        (
+            {"protocol": "fewshot", "steps": 5},
+            "--steps has no meaning for protocol fewshot, which solves for its head: leave it out",
+        ),
+        ({"tasks": "dtf"}, "VTAB has no task 'dtf'; did you mean 'dtd'?"),
+        ({"tasks": ","}, "--tasks names no task; expected such as --tasks dtd,svhn"),
+        (
+            {"tasks": "resisc45"},
+            "vtab/resisc45 is not in {root}: expected {root}/resisc45/ with train800val200.txt and test.txt",
+        ),
+        ({"model": "Q/16"}, "unknown model 'Q/16'"),
+        ({"device": "tpu"}, "unknown device 'tpu'; expected auto, cpu, cuda or mps"),
+        (
+            {"data": "nowhere"},
+            "nowhere is no folder; expected shapes, or the folder of VTAB's tasks, such as one with "
+            "cifar/train800val200.txt in it",
+        ),
+        (
+            {"data": "shapes", "tasks": "dtd"},
+            "shapes has no task 'dtd'; there are class, class_small, count, ",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(
+    partial: Path, options: dict[str, Any], message: str
+) -> None:
+    finetune = FakeFinetune()
+    with pytest.raises(InputError) as error:
+        vtab(**{"model": "Ti/16", "data": str(partial), "finetune": finetune, **options})
+    assert message.format(root=partial) in str(error.value)
+    assert not finetune.calls and not Path("runs").exists()
+
+
+def test_an_empty_folder_and_a_folder_of_other_things(partial: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"^\S+ holds no task of VTAB: vtab/caltech101 is not in "):
+        vtab("Ti/16", str(tmp_path / "empty"), finetune=FakeFinetune())
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    (tmp_path / "runs" / "other" / "a.txt").touch()
+    with pytest.raises(InputError) as error:
+        vtab("Ti/16", str(partial), run="other", finetune=FakeFinetune())
+    assert str(error.value) == "runs/other holds 'a.txt' and no vtab.json: it is no VTAB run; name another"
+    (tmp_path / "a,b").mkdir()
+    with pytest.raises(InputError, match="has a comma or bracket in its name"):
+        vtab("Ti/16", str(tmp_path / "a,b"), finetune=FakeFinetune())
+
+
+def test_a_missing_task_says_whether_it_is_broken(partial: Path) -> None:
+    absent = find_exercise(str(partial), "svhn")
+    assert isinstance(absent, Missing) and not absent.is_failure
+    (partial / "dtd" / "test.txt").unlink()
+    broken = find_exercise(str(partial), "dtd")
+    assert isinstance(broken, Missing) and broken.is_failure
+    assert broken.reason.startswith("vtab/dtd has no split 'test'")
+
+
+def tiny_model(folder: Path) -> str:
+    import torch
+
+    import vitkit
+
+    torch.manual_seed(0)
+    model = vitkit.create_model(
+        "Ti/16", width=16, depth=1, heads=2, mlp_width=32, image_size=32, num_classes=0
+    )
+    vitkit.save(model, folder, preprocessing=Preprocessing(image_size=32))
+    return str(folder)
+
+
+def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("vitkit.transfer.vtab.tasks.SHAPES_TEST", 100)
+    model = tiny_model(tmp_path / "tiny")
+    document = vtab(model, "shapes", protocol="fewshot", tasks="class,x", run="mine", device="cpu")
+    assert document["status"] == "done" and document["overall"]["tasks"] == 2
+    for entry in document["tasks"]:
+        assert entry["accuracy"] is None or 0 < entry["accuracy"] <= 1
+    assert json.loads((tmp_path / "runs" / "mine" / RESULTS).read_text()) == document
+
+
+def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vitkit.transfer.finetune")
+    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e11)
+    monkeypatch.setattr("vitkit.transfer.vtab.tasks.SHAPES_TEST", 64)
+    model = tiny_model(tmp_path / "tiny")
+    document = vtab(model, "shapes", protocol="light", steps=2, tasks="count", run="mine", device="cpu")
+    assert document["status"] == "done", [entry["reason"] for entry in document["tasks"]]
+    assert (tmp_path / "runs" / "mine" / "count").is_dir()
+    done = [entry for entry in document["tasks"] if entry["status"] == "done"]
+    assert [entry["task"] for entry in done] == ["count"]
+    again = vtab(model, "shapes", protocol="light", steps=2, tasks="count", run="mine", device="cpu")
+    assert again["mean"] == document["mean"]

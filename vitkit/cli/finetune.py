@@ -1,0 +1,122 @@
+"""`vit finetune`: a trained model becomes a model for other data."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+
+def finetune(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model to start from.")],
+    rest: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DATA] [KEY=VALUE]...", help="Data to learn, and settings to change."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="lr", help="Try the protocol's learning rates on a part of train first."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="How often the run is done; mean and deviation are reported.")
+    ] = 1,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="paper", help="Every data set of the paper that is here, or in the folder DATA."
+        ),
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run, in runs/; or a path.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever the run holds.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Take a model to your data: vit finetune Ti/16@augreg_in21k ./photos
+
+    DATA is a folder of class folders, or any other DATA. Settings: protocol=paper|quick image_size=384 minutes=10
+    head_first=true, and all of `vit train`: optimizer.learning_rate=0.003 optimizer.freeze='["blocks.*"]'
+    optimizer.layer_decay=0.75 average=0.9999 duration=500. The same command goes on where it was stopped.
+    """
+    from vitkit.cli.following import follow
+    from vitkit.cli.output import print_json
+    from vitkit.errors import InputError
+
+    words = list(rest or ())
+    data = words.pop(0) if words and not re.match(r"[a-z_]+(\.[a-z_]+)*=", words[0]) else None
+    if data is None and suite is None:
+        raise InputError("finetune needs DATA, such as vit finetune MODEL ./photos, or --suite paper")
+    with follow() as listener:
+        options: dict[str, Any] = {"run": run, "device": device, "force": force, "listener": listener}
+        if suite is not None:
+            from vitkit.transfer.suite import run_suite
+
+            if sweep is not None:
+                raise InputError(
+                    "--suite has no --sweep: give optimizer.learning_rate=, or sweep one data set"
+                )
+            result = run_suite(model, suite, data, words, seeds=seeds or 3, **options)
+        else:
+            from vitkit.transfer.finetune import finetune as run_finetune
+
+            assert data is not None
+            result = run_finetune(model, data, words, sweep=sweep, seeds=seeds or 1, **options)
+    if json:
+        print_json(result)
+    elif suite is not None:
+        print_suite(result)
+    else:
+        print_result(result)
+    if result["status"] == "stopped":
+        raise typer.Exit(130)
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Print what came out, and what to do next."""
+    from vitkit.cli.output import note, print_table
+
+    if result["status"] == "stopped":
+        note("stopped; the same command goes on")
+        return
+    name = result["metric"]
+    value = f"{result[name]:.2%}"
+    if result["std"] is not None:
+        value += f" ± {result['std'] * 100:.2f} ({len(result['values'])} seeds)"
+    rows = [
+        [f"{name.replace('_', ' ')} on {result['measured_on']}", value],
+        ["protocol", f"{result['protocol']}, {result['rule']}" if result["protocol"] == "paper" else "quick"],
+        ["kept", result["kept"]],
+        ["steps", f"{result['steps']:,} of {result['batch_size']} images"],
+        ["learning rate", f"{result['learning_rate']:g}"],
+        ["training time", f"{result['seconds']:,.0f} s"],
+    ]
+    for tried in result["sweep_results"]:
+        rows.append([f"  tried {tried['learning_rate']:g}", f"{tried['accuracy']:.2%} on the dev split"])
+    print_table(f"{result['run']}: done", ["", "value"], rows)
+    from vitkit.cli.eval import print_classes
+
+    print_classes(result["evaluation"])
+    note(f"pictures: {result['run']}/evaluation; model: {result['model']}")
+    note(f"next: vit predict {result['run']} IMAGES, vit eval {result['run']} DATA")
+
+
+def print_suite(result: dict[str, Any]) -> None:
+    """Print the table of a suite beside the paper's."""
+    from vitkit.cli.output import note, print_table
+
+    if result["status"] == "stopped":
+        note("stopped; the same command goes on")
+        return
+    names = list(dict.fromkeys([*result["results"], *next(iter(result["published"].values()))]))
+    ours = []
+    for name in names:
+        row = result["results"].get(name)
+        spread = "" if row is None or row["std"] is None else f" ± {row['std'] * 100:.2f}"
+        ours.append("-" if row is None else f"{row['accuracy'] * 100:.2f}{spread}")
+    rows = [[result["model"], *ours]]
+    for published, values in result["published"].items():
+        rows.append([published, *(f"{values[name] * 100:.2f}" if name in values else "-" for name in names)])
+    title = f"{result['run']}: {result['seeds']} seeds, {result['device_hours']:.2f} device-hours"
+    print_table(title, ["", *names], rows, right=names)
+    for name, why in result["absent"].items():
+        note(f"left out {name}: {why}")

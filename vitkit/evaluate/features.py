@@ -1,0 +1,407 @@
+"""Frozen features: what a model's head reads of every image, computed once, kept on disk, read in blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.data.cache import cache_folder
+from vitkit.data.evaluation import evaluation_pipeline
+from vitkit.data.loader import EvaluationLoader
+from vitkit.data.memory import Decoded
+from vitkit.data.open import open_data
+from vitkit.data.operations import normalize
+from vitkit.data.parts import written_whole
+from vitkit.data.sources.source import Source, Subset
+from vitkit.data.spec import as_spec
+from vitkit.data.splits import Default
+from vitkit.errors import InputError
+from vitkit.models.configs import Preprocessing, Size
+from vitkit.models.model import Model
+from vitkit.models.precision import run_in
+from vitkit.models.record import Record
+from vitkit.predictor import Predictor, load
+from vitkit.world import World
+
+Progress = Callable[[int, int], None]
+"Told how many images are done, and of how many."
+HEADS = ("head.", "classifier.fc.")
+"How the names of a head's weights begin: features don't depend on them."
+DIGEST_BYTES = 16
+_READ_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a model makes of a source's images."""
+
+    x: np.ndarray
+    "float32 (images, width); mapped from the cache's file, so that it may be larger than memory."
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    source: Source
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Images to learn from and images to measure on, with the same classes."""
+
+    train: Source
+    test: Source
+    train_data: str
+    "DATA of each, its split named."
+    test_data: str
+
+
+def extract_features(
+    model: Model,
+    source: Source,
+    preprocessing: Preprocessing,
+    *,
+    world: World,
+    batch_size: int = 64,
+    workers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """Return the features of every image once, in order, on every process: float32 (images, width)."""
+    batches = _batches(model, source, preprocessing, world, batch_size, workers, dtype, progress)
+    return world.gather(torch.cat(list(batches))).numpy()
+
+
+def frozen_features(
+    predictor: Predictor,
+    data: str,
+    *,
+    default: Default,
+    classes: tuple[str, ...] | None = None,
+    batch_size: int = 64,
+    progress: Progress | None = None,
+    cache: bool = True,
+) -> Features:
+    """Return the features of the images that DATA names, from the cache if they are there."""
+    source = open_data(data, default=default, classes=classes)
+    return source_features(predictor, source, batch_size=batch_size, progress=progress, cache=cache)
+
+
+def source_features(
+    predictor: Predictor,
+    source: Source,
+    *,
+    batch_size: int = 64,
+    progress: Progress | None = None,
+    cache: bool = True,
+) -> Features:
+    """Return the features of a source's images, from the cache if they are there."""
+    notes = list(source.notes)
+    path = cache_folder() / "features" / f"{_key(predictor, source)}.npy"
+
+    def found(x: np.ndarray) -> Features:
+        return Features(x, source.labels, source.class_names, source, tuple(notes))
+
+    if cache:
+        try:
+            return found(_read(path, len(source)))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            notes.append(f"{path} can't be used ({error}): features were computed anew")
+    world = World(0, 1, predictor.device)
+    batches = _batches(
+        predictor.model,
+        source,
+        predictor.preprocessing,
+        world,
+        batch_size,
+        None,
+        torch.float32,
+        progress,
+    )
+    first = next(batches)
+    needed = len(source) * first.shape[1] * first.element_size()
+    if cache and _has_room(path.parent, needed):
+        _write(path, len(source), first, batches)
+        return found(_read(path, len(source)))
+    if cache:
+        notes.append(f"features are not kept: no room for {needed / 1e6:,.0f} MB in {path.parent}")
+    return found(torch.cat([first, *batches]).numpy())
+
+
+def open_pair(data: str, evaluate: str | None) -> Pair:
+    """Return the data to learn from and that to measure on; what can't be measured is an error before any work."""
+    spec = as_spec(data)
+    train = open_data(spec, default="train")
+    other = dataclasses.replace(spec, split=None, start=None, stop=None, shots=None, seed=None)
+    measured = other if evaluate is None else as_spec(evaluate)
+    test = open_data(measured, default="measure", classes=train.class_names)
+    names = [
+        str(dataclasses.replace(which, split=source.split))
+        for which, source in ((spec, train), (measured, test))
+    ]
+    if evaluate is None and train.split in (test.split, "all"):
+        raise InputError(
+            f"{names[0]} holds the images that would be measured ({names[1]}): "
+            "name others with --evaluate (evaluate= in Python)"
+        )
+    for name, source in zip(names, (train, test), strict=True):
+        if source.has_several_labels:
+            raise InputError(f"{name} has several labels an image; frozen features are measured with one")
+    unlearned = np.setdiff1d(test.labels, train.labels)
+    if len(unlearned):
+        raise InputError(
+            f"{names[0]} has no image of {len(unlearned)} classes that {names[1]} measures, "
+            f"such as {train.class_names[unlearned[0]]!r}: learn from data with all classes"
+        )
+    if len(np.unique(train.labels)) < 2:
+        raise InputError(f"{names[0]} has images of one class alone; expected two or more")
+    return Pair(train, test, *names)
+
+
+def load_frozen(model: str, device: str, image_size: Size | None) -> Predictor:
+    """Return a model; an untrained one has the same random weights each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return load(model, device=device, image_size=image_size)
+
+
+def describe(model: str, predictor: Predictor, pair: Pair) -> dict[str, Any]:
+    """Return how every result on frozen features begins."""
+    return {
+        "model": model,
+        "train": pair.train_data,
+        "test": pair.test_data,
+        "num_classes": len(np.unique(pair.train.labels)),
+        "num_train": len(pair.train),
+        "num_test": len(pair.test),
+        "image_size": list(predictor.preprocessing.size),
+    }
+
+
+class FrozenEvaluator:
+    """What few-shot, probe and nearest neighbours share in a training loop: features of both sources, one number."""
+
+    name: str
+
+    def __init__(
+        self,
+        train_source: Source,
+        test_source: Source,
+        preprocessing: Preprocessing,
+        *,
+        world: World,
+        batch_size: int = 64,
+        workers: int | None = None,
+    ) -> None:
+        for source in (train_source, test_source):
+            if source.has_several_labels:
+                raise InputError(
+                    f"{source.name} has several labels an image; {self.name} is measured with one"
+                )
+        self.train, self.test, self.preprocessing = train_source, test_source, preprocessing
+        self.world, self.batch_size, self.workers = world, batch_size, workers
+
+    def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
+        """Return the accuracy, the same on every process."""
+        x, x_test = (
+            extract_features(
+                model,
+                source,
+                self.preprocessing,
+                world=self.world,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                dtype=dtype,
+            )
+            for source in (self.train, self.test)
+        )
+        accuracy = self.measure(x, x_test) if self.world.is_first else 0.0
+        return {self.name: self.world.sum(torch.tensor(accuracy, dtype=torch.float64)).item()}
+
+    def measure(self, x: np.ndarray, x_test: np.ndarray) -> float:
+        """Return the accuracy on the features of `test` after learning from those of `train`."""
+        raise NotImplementedError
+
+
+def row_blocks(
+    x: np.ndarray, size: int, rows: np.ndarray | None = None
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield places and float64 copies of `size` rows at a time: of all, or of those that `rows` numbers."""
+    count = len(x) if rows is None else len(rows)
+    for start in range(0, count, size):
+        places = slice(start, min(start + size, count))
+        yield places, np.array(x[places if rows is None else rows[places]], np.float64)
+
+
+def mean_and_std(x: np.ndarray, size: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return each column's mean and population standard deviation, block by block in float64."""
+    count = len(x) if rows is None else len(rows)
+    mean = sum(block.sum(0) for _, block in row_blocks(x, size, rows)) / count
+    if not np.isfinite(mean).all():
+        raise InputError("features are not finite")
+    square = sum(np.square(block - mean).sum(0) for _, block in row_blocks(x, size, rows)) / count
+    return mean, np.sqrt(square)
+
+
+def check_rows(x: Any, y: Any = None, width: int | None = None) -> np.ndarray:
+    """Return features as an array (images, width), or say what is wrong with them or their labels."""
+    x = np.asanyarray(x)
+    if x.ndim != 2 or not len(x):
+        raise InputError(f"features have shape {x.shape}; expected (images, width)")
+    if width is not None and x.shape[1] != width:
+        raise InputError(f"features are {x.shape[1]} wide; those that were learned from are {width}")
+    if y is not None and np.shape(y) != (len(x),):
+        raise InputError(f"labels have shape {np.shape(y)}; expected one for each of {len(x):,} images")
+    return x
+
+
+def check_classes(y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the classes, in order, and each label's place among them."""
+    classes, places = np.unique(np.asarray(y), return_inverse=True)
+    if len(classes) < 2:
+        raise InputError("all images have one class; expected two or more")
+    return classes, places
+
+
+def _batches(
+    model: Model,
+    source: Source,
+    preprocessing: Preprocessing,
+    world: World,
+    batch_size: int,
+    workers: int | None,
+    dtype: torch.dtype,
+    progress: Progress | None,
+) -> Iterator[Tensor]:
+    """Yield the features of this process's images on the CPU; where it has none, (0, width)."""
+    loader = EvaluationLoader(
+        source,
+        evaluation_pipeline(preprocessing),
+        batch_size=batch_size,
+        rank=world.rank,
+        ranks=world.ranks,
+        device=world.device,
+        workers=workers,
+    )
+    mean, std, was_training, done = preprocessing.mean, preprocessing.std, model.training, 0
+    record = Record("features")
+
+    def run(images: Tensor) -> Tensor:
+        try:
+            # By forward, not features: a sharded model gathers its weights there.
+            run_in(dtype, model, images, record)
+        except torch.OutOfMemoryError as error:
+            raise InputError(f"out of memory with batch size {batch_size}: give a smaller one") from error
+        if record.features.ndim != 2:
+            raise InputError("the model has no pool: it has features for each token, not for the image")
+        return record.features.float().cpu()
+
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in loader:
+                rows = run(normalize(batch["image"], mean, std))
+                if not rows.isfinite().all():
+                    raise InputError("the model gives features that are not finite: its weights are broken")
+                done += len(rows)
+                if progress is not None:
+                    progress(done, loader.stop - loader.first)
+                yield rows
+            most = -(-len(source) // (world.ranks * batch_size))
+            for _ in range(most - len(loader)):  # a sharded model runs on all processes or none
+                yield run(torch.zeros(1, len(mean), *preprocessing.size, device=world.device))[:0]
+    finally:
+        model.train(was_training)
+
+
+def _key(predictor: Predictor, source: Source) -> str:
+    """Return a text that changes when the weights, the preprocessing or an image does."""
+    digest = hashlib.blake2b(digest_size=16)
+    config = dataclasses.asdict(predictor.model.config)
+    del config["num_classes"]
+    digest.update(repr(("float32", config, predictor.preprocessing)).encode())
+    for name, tensor in predictor.model.state_dict().items():
+        if not name.startswith(HEADS):
+            digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    inner, indices = source, np.arange(len(source))
+    while isinstance(inner, Subset | Decoded):
+        indices = inner.indices[indices] if isinstance(inner, Subset) else indices
+        inner = inner.source
+    if inner.images is not None:
+        digest.update(repr(inner.images.shape[1:]).encode())
+        digest.update(np.ascontiguousarray(inner.images[indices]).data)
+    elif (keys := inner.content_keys()) is not None:
+        for index in indices:
+            digest.update(keys[index].encode("utf-8", "surrogateescape"))
+    else:  # generated, or in a library's own store: known by its settings and labels
+        settings = {name: value for name, value in vars(inner).items() if isinstance(value, str | int)}
+        digest.update(repr((type(inner).__name__, sorted(settings.items()))).encode())
+        digest.update(indices.tobytes() + np.ascontiguousarray(source.labels).tobytes())
+    return digest.hexdigest()
+
+
+def _has_room(folder: Path, needed: int) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > needed + 2**20
+    except OSError:
+        return False
+
+
+def _write(path: Path, count: int, first: Tensor, others: Iterator[Tensor]) -> None:
+    """Write a .npy file batch by batch, with a digest of it after its end, where NumPy doesn't look."""
+    header = io.BytesIO()
+    shape = {"descr": "<f4", "fortran_order": False, "shape": (count, first.shape[1])}
+    np.lib.format.write_array_header_1_0(header, shape)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    with written_whole(path) as part, open(part, "wb") as file:
+
+        def put(data: bytes) -> None:
+            digest.update(data)
+            file.write(data)
+
+        put(header.getvalue())
+        put(first.numpy().tobytes())
+        for rows in others:
+            put(rows.numpy().tobytes())
+        file.write(digest.digest())
+
+
+def _read(path: Path, count: int) -> np.ndarray:
+    """Map a file of features into memory; ValueError for one that isn't as it was written."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    with open(path, "rb") as file:
+        left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
+        while left > 0:
+            data = file.read(min(left, _READ_BYTES))
+            if not data:
+                raise ValueError("it became shorter")
+            digest.update(data)
+            left -= len(data)
+        if file.read() != digest.digest():
+            raise ValueError("its checksum is wrong")
+    x: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    if x.dtype != np.float32 or x.ndim != 2 or len(x) != count:
+        raise ValueError(f"it holds {x.dtype} of shape {x.shape}")
+    return x
+
+
+def mean_and_spread(values: list[float]) -> tuple[float, float | None]:
+    """Return the mean, and the sample standard deviation where there are two values or more."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,48 @@
+"""What fine-tuning decides beside the settings of a training run, each with its meaning beneath it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from vitkit.config import from_dict, merge
+from vitkit.errors import InputError, did_you_mean
+from vitkit.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    """How a model is taken to new data."""
+
+    protocol: Literal["auto", "paper", "quick"] = "auto"
+    "The paper's (SGD, batch 512, its steps and resolution), or quick: a head on features, then as many steps as fit minutes; auto is paper with a GPU, else quick."
+    image_size: int | None = None
+    "Side of the images in pixels; left open, the paper's for this data, or with quick the weights' own."
+    minutes: float | None = None
+    "Time for a quick run's steps; 10 unless given."
+    head_first: bool | None = None
+    "Whether a linear head is fitted on frozen features before all weights learn; quick does, the paper doesn't."
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and self.minutes <= 0:
+            raise InputError(f"minutes must be above 0, not {self.minutes:g}")
+        if self.image_size is not None and self.image_size < 1:
+            raise InputError(f"image_size must be at least 1, not {self.image_size}")
+
+
+def part_changes(changes: Sequence[str]) -> tuple[TransferConfig, list[str]]:
+    """Return fine-tuning's own settings among `key=value` changes, and the others, which are the training run's."""
+    own: list[str] = []
+    rest: list[str] = []
+    names = [field.name for field in fields(TransferConfig)]
+    known = [*names, *(field.name for field in fields(TrainConfig))]
+    for change in changes:
+        name = change.partition("=")[0].strip()
+        if (instead := {"data.train": "DATA", "model.name": "MODEL"}.get(name)) is not None:
+            raise InputError(f"{name} is the argument {instead} of finetune: leave it out here")
+        if "=" in change and name.partition(".")[0] not in known:
+            raise InputError(f"unknown setting {name!r}{did_you_mean(name.partition('.')[0], known)}")
+        (own if name in names else rest).append(change)
+    settings: dict[str, Any] = merge({}, own)
+    return from_dict(TransferConfig, settings, "the changes"), rest

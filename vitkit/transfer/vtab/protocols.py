@@ -1,0 +1,108 @@
+"""How a task is learned: ViT's protocol, BiT's HyperRule and the light script, as changes that `finetune` takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitkit.errors import InputError, did_you_mean
+from vitkit.models.configs import ModelConfig
+from vitkit.transfer.protocols import fitting_size
+from vitkit.transfer.vtab.tasks import Exercise
+
+FEWSHOT = "fewshot"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Settings of all tasks alike; shares of the run keep their places when --steps shortens it."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    schedule: str
+    image_size: int
+    small_size: int
+    "Side for images that are small themselves."
+    clip_norm: float | None
+    augments: bool
+    "Whether images are cropped and mirrored, where the task allows it."
+
+
+# ViT: B.1.1, with the warm-up of the official code. BiT: the breakpoints of its code, 100 to 500 for 1,000 images.
+# light: run_all_tasks.sh, with the model's own normalisation in place of the range 0 to 1.
+PROTOCOLS = {
+    "vit": Protocol(2500, 512, 0.01, "{name: cosine, warmup: '20%'}", 384, 384, 1.0, True),
+    "bit": Protocol(
+        *(500, 512, 0.003, "{name: step, warmup: '20%', drops: ['40%', '60%', '80%']}", 384, 128, None, True)
+    ),
+    "light": Protocol(
+        *(1000, 64, 0.01, "{name: step, warmup: '8%', drops: ['30%', '60%', '90%']}", 224, 224, None, False)
+    ),
+}
+NAMES = (*PROTOCOLS, FEWSHOT)
+GRID = (0.001, 0.003, 0.01, 0.03)
+"Learning rates that --sweep lr tries on train800 and val200."
+LARGER = {384: 448, 128: 160}
+"What an image is resized to before a crop of this side."
+
+
+def check_protocol(name: str, *, steps: int | None, seeds: int, sweep: str | None) -> None:
+    """Refuse a protocol that there isn't, and settings that it doesn't read."""
+    if name not in NAMES:
+        hint = did_you_mean(name, NAMES) or ";"
+        raise InputError(f"unknown protocol {name!r}{hint} expected {', '.join(NAMES)}")
+    if seeds < 1:
+        raise InputError(f"seeds must be at least 1, not {seeds}")
+    if steps is not None and steps < 1:
+        raise InputError(f"steps must be at least 1, not {steps}")
+    if sweep not in (None, "lr"):
+        raise InputError(f"sweep is {sweep!r}; expected lr")
+    if name == FEWSHOT:
+        given = {"--steps": steps is not None, "--seeds": seeds > 1, "--sweep": sweep is not None}
+        for flag, is_given in given.items():
+            if is_given:
+                raise InputError(
+                    f"{flag} has no meaning for protocol fewshot, which solves for its head: leave it out"
+                )
+
+
+def changes_of(name: str, task: Exercise, model: ModelConfig, steps: int | None) -> list[str]:
+    """Return the settings of a task's run; the side fits the model's patches."""
+    protocol = PROTOCOLS[name]
+    size = fitting_size(model, protocol.small_size if task.is_small else protocol.image_size)
+    clip = "" if protocol.clip_norm is None else f", clip_norm: {protocol.clip_norm}"
+    return [
+        "protocol=paper",
+        f"image_size={size}",
+        f"duration={steps or protocol.steps}",
+        f"batch_size={protocol.batch_size}",
+        f"optimizer={{name: sgd, learning_rate: {protocol.learning_rate}, momentum: 0.9{clip}}}",
+        f"schedule={protocol.schedule}",
+        f"data.pipeline={_pipeline(protocol, task, size)}",
+        "select=last",
+        "keep_checkpoints=1",
+    ]
+
+
+def _pipeline(protocol: Protocol, task: Exercise, size: int) -> str:
+    steps = [f"resize({size})"]
+    if protocol.augments and task.crop:
+        side = protocol.small_size if task.is_small else protocol.image_size
+        steps = [f"resize({round(size * LARGER[side] / side)})", f"random_crop({size})"]
+    return "|".join([*steps, "flip"] if protocol.augments and task.flip else steps)
+
+
+def in_words(name: str, steps: int | None) -> str:
+    """Return what a table says of the protocol."""
+    if name == FEWSHOT:
+        return "fewshot: ridge regression on frozen features"
+    protocol = PROTOCOLS[name]
+    sizes = f"{protocol.image_size} px" + (
+        "" if protocol.small_size == protocol.image_size else f", small images {protocol.small_size} px"
+    )
+    length = f"{steps or protocol.steps:,} steps"
+    if steps not in (None, protocol.steps):
+        length += f" (the protocol's are {protocol.steps:,})"
+    return (
+        f"{name}: {length} of {protocol.batch_size} images, learning rate {protocol.learning_rate:g}, {sizes}"
+    )
