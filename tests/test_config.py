@@ -179,7 +179,7 @@ def test_defaults_are_left_out_or_given() -> None:
     ("settings", "message"),
     [
         ({"count": "1"}, "count in sample.yaml is '1'; expected a whole number"),
-        ({"count": 1.0}, "count in sample.yaml is 1.0; expected a whole number"),
+        ({"count": 1.5}, "count in sample.yaml is 1.5; expected a whole number"),
         ({"count": True}, "count in sample.yaml is True; expected a whole number"),
         ({"count": None}, "count in sample.yaml is None; expected a whole number"),
         ({"rate": "0.5"}, "rate in sample.yaml is '0.5'; expected a number"),
@@ -193,7 +193,7 @@ def test_defaults_are_left_out_or_given() -> None:
             {"size": (1, 2, 3)},
             "size in sample.yaml is (1, 2, 3); expected a whole number or a list of a whole number and a whole number",
         ),
-        ({"units": 3}, "units in sample.yaml is 3; expected a list of a whole number"),
+        ({"units": "x"}, "units in sample.yaml is 'x'; expected a list of a whole number"),
         ({"units": [1, 2.5]}, "units in sample.yaml is [1, 2.5]; expected a list of a whole number"),
         ({"means": "0.5"}, "means in sample.yaml is '0.5'; expected a list of a number"),
         ({"cuont": 3}, "unknown setting 'cuont' in sample.yaml; did you mean 'count' or 'units'?"),

@@ -23,3 +23,16 @@ def test_it_compares_and_leaves_a_model(tmp_path: Path, monkeypatch: pytest.Monk
     assert [row["seeds"] for row in result["accuracy"]] == [3, 1]
     assert vitkit.load(result["model"]).class_names == tuple("0123456789")
     assert quickstart.quickstart(tmp_path / "quick") == result  # the runs are done already
+
+
+def test_a_stop_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def stopped(recipe: str, *_: object, **__: object) -> dict[str, str]:
+        begun.append(recipe)
+        return {"status": "stopped"}
+
+    monkeypatch.setattr("vitkit.quickstart.train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        quickstart.quickstart("anywhere")
+    assert begun == ["shapes"]

@@ -29,8 +29,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save(LoadedModel(model, default_preprocessing(model.config), None, name), tmp_path / file, to)  # type: ignore[arg-type]
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
-    for number, path in enumerate(("photos/cat/1.jpg", "photos/dog/2.jpg", "photo.jpg", "a.jpg", "b.jpg")):
-        Image.new("RGB", (40, 30), (200, 50 * number, 0)).save(tmp_path / path)
+    photos = [f"photos/{name}/{number}.jpg" for name in ("cat", "dog") for number in range(6)]
+    for number, path in enumerate((*photos, "photo.jpg", "a.jpg", "b.jpg")):
+        Image.new("RGB", (40, 30), (200, 15 * number, 0)).save(tmp_path / path)
     return tmp_path
 
 

@@ -112,6 +112,8 @@ def convert(value: Any, hint: Any) -> Any:
             raise TypeError
         return dict(value)
     if origin is tuple:
+        if not isinstance(value, (list, tuple)) and args[-1] is Ellipsis:
+            value = [value]  # one of several, as in track=tensorboard
         if not isinstance(value, (list, tuple)):
             raise TypeError
         if args[-1] is Ellipsis:
@@ -121,6 +123,8 @@ def convert(value: Any, hint: Any) -> Any:
         return tuple(convert(item, arg) for item, arg in zip(value, args, strict=True))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e3
     if hint is int and not isinstance(value, bool):
         return operator.index(value)  # numpy's whole numbers as well
     if hint is int:
@@ -169,7 +173,7 @@ def _loader() -> Any:
         pass
 
     Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
     )
     return Loader
 

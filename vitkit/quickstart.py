@@ -25,7 +25,11 @@ def quickstart(
 
     def run(name: str, recipe: str, *changes: str) -> dict[str, Any]:
         listener.note(f"\n{name}: vit train {recipe} {' '.join(changes)}".rstrip())
-        return train(recipe, changes, run=str(folder / name), device="cpu", force=force, listener=listener)
+        result = train(recipe, changes, run=str(folder / name), device="cpu", force=force, listener=listener)
+        if result["status"] == "stopped":
+            listener.note("stopped; the same command goes on")
+            raise KeyboardInterrupt
+        return result
 
     run("shapes", "shapes")
     rows: list[dict[str, Any]] = []

@@ -34,8 +34,8 @@ class World:
         return values
 
     def any(self, claim: bool) -> bool:
-        """Say whether any process claims it."""
-        return bool(self.sum(torch.tensor(float(claim), device=self.device))) if self.ranks > 1 else claim
+        """Say whether any process claims it: asked from CPU to CPU (gloo), so that no GPU is waited for."""
+        return bool(self.sum(torch.tensor(float(claim))))
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return every process's rows on the CPU, in the order of ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from vitkit.train.runs import RunFolder, list_runs
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs in ./runs: one that is done, one that failed, one that is broken."""
     monkeypatch.chdir(tmp_path)
-    with RunFolder("runs/digits-1", {"seed": 1}) as folder:
+    with closing(RunFolder("runs/digits-1", {"seed": 1})) as folder:
         best = {"metric": "val/accuracy", "value": 0.98765, "step": 900}
         folder.update(status="done", step=1000, steps=1000, seconds=3725.4, best=best)
-    with RunFolder("runs/digits-2", {"seed": 2}) as folder:
+    with closing(RunFolder("runs/digits-2", {"seed": 2})) as folder:
         best = {"metric": "val/loss", "value": 0.123456, "step": 10}
         folder.update(status="failed", step=12, steps=1000, best=best, message="loss is nan at step 12")
     Path("runs/digits-3").mkdir()

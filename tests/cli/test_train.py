@@ -7,6 +7,7 @@ import json
 import re
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -74,7 +75,7 @@ def test_from_start_to_end(vit: Vit) -> None:
 
     again = vit("train", "tiny.yaml", "--run", "mine", "--device", "cpu")
     assert again.status == 0
-    assert "is done already" in again.err.splitlines()
+    assert "the run is done already" in again.err.splitlines()
     assert "step 12/12" not in again.err
 
 
@@ -159,9 +160,10 @@ def test_a_run_takes_no_settings_and_one_process(vit: Vit) -> None:
     answer = vit("train", "runs/mine", "seed=1")
     assert answer.status == 2
     assert (
-        answer.err == "error: a run goes on with its own settings; to change some, train its recipe: seed=1\n"
+        answer.err
+        == "error: a run goes on with its own settings, not with seed=1; to change some, train its recipe as another run\n"
     )
-    with RunFolder("runs/mine", read_config("runs/mine")):
+    with closing(RunFolder("runs/mine", read_config("runs/mine"))):
         answer = vit("train", "runs/mine", "--device", "cpu")
     assert answer.status == 2
     assert re.match(r"error: runs/mine is in use by process \d+ on ", answer.err)

@@ -181,7 +181,9 @@ def test_a_bad_image_is_an_error_that_names_it() -> None:
         with pytest.raises(InputError) as error:
             list(loader(Files(broken=[5]), workers=workers).steps(0, 2))
         assert str(error.value).startswith(message)
-        assert str(error.value).endswith("; bad_images=skip leaves such images out")
+        assert str(error.value).endswith(
+            "; bad_images=skip (data.bad_images in a run) leaves such images out"
+        )
 
 
 def test_bad_images_can_be_left_out() -> None:
@@ -309,7 +311,9 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
 def test_a_batch_is_shared_in_whole_groups() -> None:
     with pytest.raises(InputError) as error:
         loader(Pixels(), "cutmix(1.0)", batch_size=40, ranks=2)
-    words = "into whole groups of 8, which mix among themselves: change batch_size or group"
+    words = (
+        "into whole groups of 8, which mix among themselves: change batch_size or group (data.group in a run)"
+    )
     assert str(error.value) == f"a batch of 40 can't be cut for each of 2 ranks {words}"
     with pytest.raises(InputError) as error:
         loader(Pixels(), "mixup(0.2)", batch_size=12)

@@ -35,19 +35,69 @@ def model() -> Model:
     return made.train()
 
 
+@pytest.mark.parametrize("sigmoid", [False, True], ids=["softmax", "sigmoid"])
 @pytest.mark.parametrize("batch_size", [7, 16, 64])
-def test_loss_and_accuracy(model: Model, batch_size: int) -> None:
+def test_loss_and_accuracy(model: Model, batch_size: int, sigmoid: bool) -> None:
     source = open_data("digits:test[:33]", default="measure")
     preprocessing = Preprocessing(image_size=8, mean=(0.3,) * 3, std=(0.4,) * 3)
-    found = Classification(source, preprocessing, batch_size=batch_size, world=ALONE).run(model)
+    evaluator = Classification(source, preprocessing, batch_size=batch_size, world=ALONE, sigmoid=sigmoid)
+    found = evaluator.run(model)
     assert model.training
     images = torch.from_numpy(source.images).permute(0, 3, 1, 2) if source.images is not None else None
     assert images is not None
     with torch.no_grad():
         logits = model.eval()(normalize(images, (0.3,) * 3, (0.4,) * 3))
     labels = torch.from_numpy(source.labels)
-    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-5)
+    each = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 10).float(), reduction="none").sum(1)
+    expected = each.mean() if sigmoid else F.cross_entropy(logits, labels)
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
     assert found["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
+
+
+class SinglePrecision(Tensor):
+    """A tensor of a device without double precision, as MPS is."""
+
+    def double(self, *_: Any, **__: Any) -> Tensor:
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    def cpu(self, *_: Any, **__: Any) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+def test_a_device_needs_no_double_precision(model: Model) -> None:
+    source, preprocessing = open_data("digits:test[:9]", default="measure"), Preprocessing(image_size=8)
+    evaluator = Classification(source, preprocessing, batch_size=4, world=ALONE)
+    expected = evaluator.run(model)
+    model.register_forward_hook(lambda _module, _images, logits: logits.as_subclass(SinglePrecision))
+    assert evaluator.run(model) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "changes"),
+    [
+        ("softmax", []),
+        ("sigmoid", []),
+        ("softmax", ["data.train={several}:all", "data.evaluate={several}:all", "data.workers=0"]),
+        ("sigmoid", ["data.train={several}:all", "data.evaluate={several}:all", "data.workers=0"]),
+    ],
+    ids=["softmax", "sigmoid", "several-softmax", "several-sigmoid"],
+)
+def test_training_and_measurement_have_one_loss(
+    loss: str, changes: list[str], several: str, tmp_path: Path
+) -> None:
+    """Before it learns, and on the images that it learns from, both are the same number."""
+    run = tmp_path / "run"
+    images = ["data.train=digits:train[:48]", "data.evaluate=digits:train[:48]"]
+    TINY["run_tiny"](
+        run, *(images if not changes else [change.format(several=several) for change in changes]),
+        f"objective.loss={loss}", "data.pipeline=resize(8)", "duration=1", "batch_size=48", "log_every=1",
+        "schedule={name: constant}", "average=null", "optimizer.learning_rate=1e-9",
+    )  # fmt: skip
+    (line,) = [line["loss"] for line in TINY["lines"](run) if "loss" in line]
+    (measured,) = [
+        value for line in TINY["lines"](run) for name, value in line.items() if name.endswith("/loss")
+    ]
+    assert measured == pytest.approx(line, rel=1e-4)
 
 
 class Ranks(World):

@@ -21,6 +21,7 @@ from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
 from vitkit.models.model import Model
 from vitkit.models.names import model_config
+from vitkit.models.precision import run_in
 from vitkit.models.record import Record
 
 SHAPE: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_width=24, num_classes=5)
@@ -296,23 +297,25 @@ def test_bfloat16_and_copies(name: str) -> None:
 
 
 @every_model
-def test_activation_checkpointing_changes_no_number(name: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_activation_checkpointing_changes_no_number(name: str, dtype: torch.dtype) -> None:
     rates: dict[str, Any] = dict(dropout=0.2, attention_dropout=0.2, stochastic_depth=0.4)
     config = MODELS[name] if name == "bit" else dataclasses.replace(MODELS[name], **rates)
     model, images = make(config).train(), images_for(config)
+    forward = functools.partial(run_in, dtype, model)
     calls: Counter[str] = Counter()
     for key, module in model.named_modules():
         if type(module).__name__ in ("Block", "Bottleneck") and "patch_embed" not in key:
             module.register_forward_pre_hook(lambda *_, key=key: calls.update([key]))
-    expected = loss_and_gradients(model, model, images)
+    expected = loss_and_gradients(model, forward, images)
     assert set(calls.values()) == {1}
     calls.clear()
     model.activation_checkpointing = True
-    torch.testing.assert_close(loss_and_gradients(model, model, images), expected, rtol=0, atol=0)
+    torch.testing.assert_close(loss_and_gradients(model, forward, images), expected, rtol=0, atol=0)
     assert set(calls.values()) == {2}
     calls.clear()
     with torch.no_grad():
-        model(images)
+        forward(images)
     assert set(calls.values()) == {1}
 
 
@@ -320,10 +323,12 @@ def test_activation_checkpointing_changes_no_number(name: str) -> None:
 def test_compiles_without_graph_breaks(name: str) -> None:
     model = make(COMPILED[name])
     model.activation_checkpointing = name in ("vit-registers", "bit")
+    dtype = torch.bfloat16 if model.activation_checkpointing else torch.float32
+    forward = functools.partial(run_in, dtype, model)
     images = images_for(model.config)
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    expected = loss_and_gradients(model, model, images)
+    compiled = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    expected = loss_and_gradients(model, forward, images)
     found = loss_and_gradients(model, compiled, images)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 

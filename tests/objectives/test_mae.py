@@ -105,6 +105,14 @@ def test_other_models_are_refused(name: str, message: str) -> None:
         build_objective(ObjectiveConfig("mae"), model, Preprocessing(), False)
 
 
+def test_patch_dropout_is_refused() -> None:
+    model = create_model("Ti/16", num_classes=0, patch_dropout=0.5)
+    with pytest.raises(
+        InputError, match="objective mae leaves out patches by itself: set model.patch_dropout=0"
+    ):
+        build_objective(ObjectiveConfig("mae"), model, Preprocessing(), False)
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(
         InputError, match="mask_share has no meaning for objective 'supervised': leave it out"

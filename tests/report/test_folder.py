@@ -96,10 +96,10 @@ def test_what_is_no_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_run(Path("nothing"))
     with pytest.raises(InputError, match=r"^runs is no run: it has neither run.json nor metrics.jsonl"):
         read_run(Path("runs"))
-    with pytest.raises(InputError, match=r"^runs/new has no metrics yet"):
+    with pytest.raises(InputError, match=r"^runs/new has no metrics: wait for its first line"):
         read_run(write_run(Path("runs/new"), []))
     (Path("runs/new") / "metrics.jsonl").unlink()
-    with pytest.raises(InputError, match=r"^runs/new has no metrics yet"):
+    with pytest.raises(InputError, match=r"^runs/new has no metrics: wait for its first line"):
         read_run(Path("runs/new"))
 
 

@@ -103,7 +103,7 @@ def test_another_setting_is_another_run(recipe: Path) -> None:
 def test_periods(recipe: Path) -> None:
     config = resolve(recipe, ["duration=10ep", "log_every=1ep", "evaluate_every=50%", "checkpoint_every=7"])
     periods = resolve_periods(config, 128)
-    assert dataclasses.astuple(periods) == (80, 8, 40, 7, 8.0)
+    assert dataclasses.astuple(periods) == (80, 8, 40, 7, 16, 8.0)
     for name in ("log_every", "evaluate_every", "checkpoint_every"):
         with pytest.raises(InputError, match=f"{name} must be at least one step, not 0"):
             resolve_periods(resolve(recipe, [f"{name}=0"]), 128)
@@ -178,3 +178,58 @@ def test_recipes_say_what_they_are() -> None:
     assert "digits" in {row["name"] for row in rows}
     for row in rows:
         assert row["about"] and f"train {row['name']}" in row["command"], row["name"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("schedule={name: constant, warmup_from: 1e-5}", "warmup_from has no meaning without a warm-up"),
+        (
+            "data={train: digits, mix_until: 3}",
+            "mix_until has no meaning for a pipeline that doesn't mix images",
+        ),
+        (
+            "optimizer={name: sgd, momentum: 0, momentum_dtype: bfloat16}",
+            "momentum_dtype has no meaning without momentum",
+        ),
+        ("optimizer={decay: all}", "decay has no meaning without weight_decay"),
+        (
+            "seed=99999999999999999999999",
+            "seed must be at least 0 and below 2**63, not 99999999999999999999999",
+        ),
+    ],
+)
+def test_a_setting_that_would_do_nothing_or_break_is_refused(change: str, message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        resolve("digits", [change])
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [("lr=0.1", "optimizer.learning_rate"), ("epochs=3", "duration"), ("warmup=5", "schedule.warmup")],
+)
+def test_a_setting_by_another_word_or_without_its_section_is_found(change: str, meant: str) -> None:
+    with pytest.raises(InputError) as raised:
+        resolve("digits", [change])
+    assert (
+        str(raised.value)
+        == f"unknown setting {change.partition('=')[0]!r} in the config; did you mean {meant!r}?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "value"),
+    [
+        ("track=tensorboard", "track", ("tensorboard",)),
+        ("duration=1e3", "duration", 1000),
+        ("batch_size=64.0", "batch_size", 64),
+    ],
+)
+def test_one_value_is_a_list_and_1e3_a_whole_number(change: str, name: str, value: object) -> None:
+    assert getattr(resolve("digits", [change]), name) == value
+
+
+def test_a_number_with_a_tail_is_no_number() -> None:
+    with pytest.raises(InputError, match="learning_rate in optimizer is '1e-3x'; expected a number"):
+        resolve("digits", ["optimizer.learning_rate=1e-3x"])

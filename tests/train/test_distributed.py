@@ -24,6 +24,7 @@ from vitkit.train.runs import read_record
 
 HERE = Path(__file__).parent
 TINY = run_path(str(HERE / "tiny_runs.py"))
+LIMITED = run_path(str(HERE / "test_microbatch.py"))["limited"]
 # A checkpoint falls between two lines of metrics; 33 images are measured in unequal shares: 16 and 17.
 SETTINGS = [
     "duration=24",
@@ -32,7 +33,7 @@ SETTINGS = [
     "checkpoint_every=12",
     "data.evaluate=digits:test[:33]",
 ]
-# Processes ask each other every 10 steps whether to stop; a run that is stopped goes on with one process, then two.
+# A run that is stopped goes on with one process, then two.
 STOPPED: dict[str, list[str]] = {
     "ddp": ["parallel=ddp", "micro_batch=4"],
     "fsdp": ["parallel=fsdp", "optimizer.name=adafactor"],
@@ -43,6 +44,12 @@ STRAIGHT: dict[str, list[str]] = {
     "fsdp in bf16": ["parallel=fsdp", "precision=bfloat16"],
     "ddp in parts and bf16": ["parallel=ddp", "precision=bfloat16", "micro_batch=4"],
 }
+# Each process has 16 images a step; the second one alone is out of memory with more than 8, in one of both passes.
+SEARCHED: dict[str, list[str]] = {
+    "ddp": ["parallel=ddp"],
+    "fsdp": ["parallel=fsdp", "optimizer.name=adafactor"],
+}
+SEARCH = ["batch_size=32", "duration=3", "log_every=1", "evaluate_every=3", "checkpoint_every=3"]
 
 
 def free_port() -> int:
@@ -109,7 +116,7 @@ def two_ranks(folder: Path, part: str) -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train with two processes to step 10, with one to step 15, and with two to the end; beside it with one alone."""
+    """Train with two processes to step 3, with one to step 15, and with two to the end; beside it with one alone."""
     folder = tmp_path_factory.mktemp("ranks")
     with two_ranks(folder, "stopped") as ranks:
         for name, changes in STOPPED.items():
@@ -132,9 +139,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", STOPPED)
 def test_two_processes_then_one_then_two_give_the_curve_of_one(folder: Path, name: str) -> None:
     """They stop between two lines of metrics, at first by a signal to one of both alone."""
-    assert (folder / f"{name}.stopped").read_text() == "10 stopped"
+    assert (folder / f"{name}.stopped").read_text() == "3 stopped"
     close(folder / name, folder / "one" / name, 2e-4)
     assert read_record(folder / name)["environment"]["processes"] == 2
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("name", SEARCHED)
+def test_micro_batch_auto_of_two_processes_leaves_no_trace(folder: Path, name: str, where: str) -> None:
+    """A size that fails on one fails on both, none waits for the other, and the run is that of the size given."""
+    run = folder / f"{name} {where}"
+    seen = [(folder / f"{run.name}{rank}").read_text() for rank in range(2)]
+    assert seen == ["[4, 4, 8, 8, 16]"] * 2
+    assert read_record(run)["micro_batch"] == 8
+    assert TINY["differences"](folder / f"{name} given", run) == []
 
 
 @pytest.mark.slow
@@ -214,6 +232,12 @@ def main(part: str, folder: Path, port: str, rank: int) -> None:
         (folder / f"error{rank}").write_text(str(error))
     if rank == 0:
         (folder / "half").touch()
+    for name, changes in SEARCHED.items():
+        run(f"{name} given", *SEARCH, *changes, "micro_batch=8")
+        for where in ("forward", "backward"):
+            with LIMITED(lambda parts, images: images > 8 and rank == 1, where) as seen:
+                run(f"{name} {where}", *SEARCH, *changes, "micro_batch=auto")
+            (folder / f"{name} {where}{rank}").write_text(str(seen[:5]))
     while not (folder / "go").exists():
         time.sleep(0.05)
     for name, changes in STOPPED.items():

@@ -195,7 +195,8 @@ def test_compact_recipes_follow_timm(name: str) -> None:
     # At an end of 0 a cool-down changes nothing.
     assert config.schedule.cooldown == ("10 epochs" if end else 0)
     assert config.objective.label_smoothing == 0.1
-    assert config.optimizer.decay == "matrices" and config.optimizer.clip_norm is None
+    assert config.optimizer.decay == ("matrices" if config.optimizer.weight_decay else "kernels")
+    assert config.optimizer.clip_norm is None
     assert config.preprocessing.crop_fraction == crop and config.preprocessing.interpolation == "bicubic"
     means = {"cifar10": 0.4914, "cifar100": 0.5071, "flowers102": 0.4353, "./imagenet": 0.485}
     mean = config.preprocessing.mean

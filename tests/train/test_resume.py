@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from runpy import run_path
 
@@ -104,9 +106,9 @@ def test_killed_anywhere_equals_straight_through(tmp_path: Path) -> None:
     assert TINY["differences"](tmp_path / "straight", tmp_path / "killed") == []
 
 
-@pytest.mark.slow
-def test_an_interrupt_from_the_terminal_reaches_workers_too(tmp_path: Path) -> None:
-    """Ctrl-C goes to the whole group of processes; the run saves and ends with 130 all the same."""
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_of_processes_saves(tmp_path: Path, sent: signal.Signals) -> None:
+    """A terminal and a scheduler signal the data workers too; the run saves and ends with 130 all the same."""
     recipe, run = TINY["write_recipe"](tmp_path), tmp_path / "run"
     changes = [
         "data.train=shapes:train[:256,size=8]",
@@ -139,7 +141,7 @@ def test_an_interrupt_from_the_terminal_reaches_workers_too(tmp_path: Path) -> N
         while not (run / "metrics.jsonl").exists():
             assert process.poll() is None and time.monotonic() < patience
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, sent)
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -201,7 +203,7 @@ def test_seconds_add_up_over_parts(tmp_path: Path) -> None:
 def test_a_run_folder_resumes_itself_and_takes_no_settings(tmp_path: Path) -> None:
     run = tmp_path / "run"
     TINY["run_tiny"](run, at=raising(signal.SIGTERM, 5))
-    with pytest.raises(InputError, match="a run goes on with its own settings; .* seed=1"):
+    with pytest.raises(InputError, match="a run goes on with its own settings, not with seed=1; "):
         train(run, ["seed=1"])
     with pytest.raises(InputError, match="is a run and goes on where it is: leave out --run other"):
         train(run, run="other")
@@ -225,12 +227,67 @@ def test_force_begins_anew_but_not_in_a_run_at_work(tmp_path: Path) -> None:
     TINY["run_tiny"](run, "duration=4")
     with pytest.raises(InputError, match="holds a run with other settings: duration is 4 there, 12 here"):
         TINY["run_tiny"](run)
-    with RunFolder(run, read_config(run)):
+    with closing(RunFolder(run, read_config(run))):
         for force in (False, True):
             with pytest.raises(InputError, match="is in use"):
                 TINY["run_tiny"](run, "duration=4", force=force)
     assert (run / "model").is_dir()
+    before = TINY["model_files"](run)
+    with pytest.raises(InputError, match="no such file"):
+        TINY["run_tiny"](run, "data.train=./nowhere", force=True)
+    assert TINY["model_files"](run) == before  # a run that can't begin doesn't remove the one that is there
+    assert read_record(run)["status"] == "done"
     assert TINY["run_tiny"](run, force=True)["step"] == 12
+    assert read_config(run)["duration"] == 12
+
+
+def test_force_removes_nothing_but_runs(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    for name in ("config.yaml", "thesis.py"):
+        (tmp_path / "project" / name).write_text("a: 1")
+    with pytest.raises(
+        InputError, match="has a config.yaml and no run.json: it is no run, and stays; name another"
+    ):
+        TINY["run_tiny"](tmp_path / "project", force=True)
+    assert (tmp_path / "project" / "thesis.py").exists()
+
+
+def test_a_run_of_an_older_version_goes_on_without_settings_that_have_come_since(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stop = {6: lambda: signal.raise_signal(signal.SIGTERM)}
+    assert TINY["run_tiny"](run, at=stop)["status"] == "stopped"
+    config = (run / "config.yaml").read_text()
+    older = re.sub(r"frozen:\n(  .*\n)+", "", config)
+    assert older != config
+    (run / "config.yaml").write_text(older)
+    assert train(run, device="cpu")["status"] == "done"
+
+
+def test_the_best_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    TINY["run_tiny"](run, at={8: lambda: signal.raise_signal(signal.SIGTERM)})
+    record = json.loads((run / "run.json").read_text())
+    measured = {
+        line["step"]: line["test_ema/accuracy"] for line in TINY["lines"](run) if "test_ema/accuracy" in line
+    }
+    assert record["best"]["step"] in measured
+    (run / "run.json").write_text(
+        json.dumps({**record, "best": {**record["best"], "value": 0.99, "step": 11}})
+    )
+    result = TINY["run_tiny"](run)
+    lines = {
+        line["step"]: line["test_ema/accuracy"] for line in TINY["lines"](run) if "test_ema/accuracy" in line
+    }
+    assert result["best"]["value"] == max(lines.values()) < 0.99
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    TINY["run_tiny"](run, at={6: lambda: signal.raise_signal(signal.SIGTERM)})
+    (run / ".model.abcd").mkdir()
+    (run / ".run.json.1234.part").write_text("{")
+    TINY["run_tiny"](run)
+    assert [entry.name for entry in run.glob(".*") if entry.name != ".lock"] == []
 
 
 def main(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import types
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_settings_that_do_not_fit_the_weights(
     with pytest.raises(InputError, match=message) as error:
         start_from(trained, tmp_path, change)
     assert "\n" not in str(error.value)
-    assert read_record(tmp_path / "run")["status"] == "failed"
+    assert not (tmp_path / "run").exists()
 
 
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
@@ -146,8 +147,9 @@ def test_trackers_get_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     seen: list[tuple[str, float, int]] = []
 
     class SummaryWriter:
-        def __init__(self, folder: str) -> None:
-            assert folder.endswith("run/tensorboard")
+        def __init__(self, folder: str, purge_step: int) -> None:
+            assert folder.endswith("/tensorboard")
+            seen.append(("opened", 0.0, purge_step))
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
             seen.append((name, value, step))
@@ -162,6 +164,16 @@ def test_trackers_get_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     loss = read_metrics(tmp_path / "run")[0]["loss"]
     assert ("train/loss", loss, 5) in seen
     assert "test_ema/accuracy" in {name for name, _, _ in seen}
+    assert (seen[0], seen[-1][0]) == (("opened", 0.0, 1), "closed")
+    seen.clear()
+    with pytest.raises(InputError, match="not finite"):
+        TINY["run_tiny"](
+            tmp_path / "bad",
+            "track=[tensorboard]",
+            "optimizer.learning_rate=1e30",
+            "optimizer.name=sgd",
+            "schedule.warmup=0",
+        )
     assert seen[-1][0] == "closed"
 
 
@@ -169,3 +181,29 @@ def test_the_first_argument_may_be_a_run_only_if_it_is_one(tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no such recipe file"):
         train(tmp_path / "empty")
+
+
+def test_a_run_that_could_not_begin_leaves_no_folder(tmp_path: Path) -> None:
+    for change in ("model.dropot=0.1", "data.train=./nowhere", "schedule.warmup=100"):
+        with pytest.raises(InputError):
+            TINY["run_tiny"](tmp_path / "runs" / "bad", change)
+        assert not (tmp_path / "runs" / "bad").exists()
+
+
+def test_a_tracker_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError("No API key configured.\nUse wandb login")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    listener = TINY["Listener"]()
+    result = TINY["run_tiny"](tmp_path / "run", "track=wandb", "duration=2", listener=listener)
+    assert result["status"] == "done"
+    assert "wandb can't be used: No API key configured.; metrics go to metrics.jsonl" in listener.notes
+
+
+def test_the_command_stays_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/vitkit/__main__.py", "train", "tiny", "name=a b"])
+    TINY["run_tiny"](tmp_path / "run", at={6: lambda: signal.raise_signal(signal.SIGTERM)})
+    monkeypatch.setattr(sys, "argv", ["vit", "train", "runs/run"])
+    TINY["run_tiny"](tmp_path / "run")
+    assert read_record(tmp_path / "run")["command"] == "vit train tiny 'name=a b'"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_names_follow_the_settings() -> None:
 
 
 def test_a_new_folder_has_settings_and_every_field(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "runs" / "one", CONFIG) as folder:
+    with closing(RunFolder(tmp_path / "runs" / "one", CONFIG)) as folder:
         assert read_config(folder.path) == CONFIG
         assert list(read_config(folder.path)) == list(CONFIG)
         assert fields(folder.path) == read_record(folder.path)
@@ -87,10 +88,10 @@ def test_a_new_folder_has_settings_and_every_field(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_run_outlives_it(tmp_path: Path) -> None:
     best = {"metric": "val/accuracy", "value": 0.5, "step": 20}
-    with RunFolder(tmp_path, CONFIG) as folder:
+    with closing(RunFolder(tmp_path, CONFIG)) as folder:
         folder.update(step=20, steps=40, best=best, micro_batch=64, started="2024-01-02T03:04:05+00:00")
         before = folder.record
-    with RunFolder(tmp_path, CONFIG) as folder:
+    with closing(RunFolder(tmp_path, CONFIG)) as folder:
         assert folder.record == before
         folder.update(status="done")
     assert fields(tmp_path) == before | {"status": "done", "updated": fields(tmp_path)["updated"]}
@@ -98,7 +99,7 @@ def test_what_is_known_of_a_run_outlives_it(tmp_path: Path) -> None:
 
 
 def test_fields_that_run_json_lacks(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, CONFIG) as folder, pytest.raises(AssertionError, match="speed"):
+    with closing(RunFolder(tmp_path, CONFIG)) as folder, pytest.raises(AssertionError, match="speed"):
         folder.update(speed=1)
 
 
@@ -106,7 +107,7 @@ def test_fields_that_run_json_lacks(tmp_path: Path) -> None:
 def test_a_broken_record_is_begun_anew(tmp_path: Path, text: str) -> None:
     RunFolder(tmp_path, CONFIG).close()
     (tmp_path / "run.json").write_text(text)
-    with RunFolder(tmp_path, CONFIG):
+    with closing(RunFolder(tmp_path, CONFIG)):
         assert fields(tmp_path)["step"] == 0
 
 
@@ -115,7 +116,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     for change, message in [
         (
             {"optimizer": {"rate": 1e-4}},
-            "optimizer.rate is 1e-05 there, 0.0001 here; name another run, or rem",
+            "optimizer.rate is 1e-05 there, 0.0001 here; name another run, or begin this one anew with --force",
         ),
         ({"model": {"name": "Ti/16"}}, r"model.size is \[32,32\] there, unset here"),
         ({"extra": {"deep": True}}, "extra.deep is unset there, true here"),
@@ -158,7 +159,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_start_that_was_killed_early_is_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / ".config.yaml.part").write_text("mod")
-    with RunFolder(tmp_path, CONFIG):
+    with closing(RunFolder(tmp_path, CONFIG)):
         assert read_config(tmp_path) == CONFIG
 
 
@@ -172,7 +173,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with RunFolder(tmp_path / "one", CONFIG) as folder:
+    with closing(RunFolder(tmp_path / "one", CONFIG)) as folder:
         before = fields(folder.path)
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(InputError, match="^[^\n]*config.yaml: No space left on device$"):
@@ -184,7 +185,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, CONFIG) as folder:
+    with closing(RunFolder(tmp_path, CONFIG)) as folder:
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         with pytest.raises(InputError, match="metrics.jsonl can't be written: No space left on device$"):
             folder.append({"step": 1})
@@ -193,7 +194,7 @@ def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is not YAML"),
+        ("a: [", "line 1: expected the node content.*; restore it, or remove"),
         ("- a", "holds no settings"),
         (None, "is no run folder: it has no config.yaml"),
     ],
@@ -208,7 +209,7 @@ def test_settings_that_can_not_be_read(tmp_path: Path, text: str | None, message
 def test_metrics_come_back(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
     lines = [{"step": 1, "loss": 0.1 + 0.2, "waiting": 0.0}, {"step": 2, "val/accuracy": 0.5}]
-    with RunFolder(tmp_path, CONFIG) as folder:
+    with closing(RunFolder(tmp_path, CONFIG)) as folder:
         for line in lines:
             folder.append(line)
         folder.append({"step": 3, "loss": float("nan"), "gradient_norm": float("inf")})
@@ -274,7 +275,7 @@ def test_a_worker_that_outlives_the_run_has_no_lock(tmp_path: Path) -> None:
 
 
 def test_one_folder_at_a_time_in_a_process(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, CONFIG), pytest.raises(InputError, match=f"process {os.getpid()} on "):
+    with closing(RunFolder(tmp_path, CONFIG)), pytest.raises(InputError, match=f"process {os.getpid()} on "):
         RunFolder(tmp_path, CONFIG)
     RunFolder(tmp_path, CONFIG).close()
 
@@ -294,7 +295,7 @@ def test_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert list_runs() == []
     best = {"metric": "val/accuracy", "value": 0.5, "step": 20}
     for name, day, status in [("a", 3, "done"), ("b", 4, "running"), ("c", 2, "failed")]:
-        with RunFolder(Path("runs", name), CONFIG) as folder:
+        with closing(RunFolder(Path("runs", name), CONFIG)) as folder:
             monkeypatch.setattr(runs, "_now", lambda day=day: f"2024-01-0{day}T00:00:00+00:00")
             folder.update(status=status, step=20, steps=40, seconds=1.5, best=best, message="")
             monkeypatch.undo()
@@ -341,7 +342,7 @@ def test_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_broken_runs_are_listed_too(tmp_path: Path, change: Any) -> None:
     for name in ("good", "broken"):
-        with RunFolder(tmp_path / name, CONFIG) as folder:
+        with closing(RunFolder(tmp_path / name, CONFIG)) as folder:
             folder.update(status="done")
     path = tmp_path / "broken" / "run.json"
     if change is None:
@@ -365,3 +366,13 @@ def test_listing_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys; from vitkit.train.runs import list_runs; assert list_runs(sys.argv[1]); "
     code += "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True)
+
+
+def test_runs_inside_folders_of_runs_are_listed_by_their_path(tmp_path: Path) -> None:
+    for name in ("plain", "quickstart/shapes", "finetune-a/seed-0/run"):
+        RunFolder(tmp_path / name, CONFIG).close()
+    assert {row["name"] for row in list_runs(tmp_path)} == {
+        "plain",
+        "quickstart/shapes",
+        "finetune-a/seed-0/run",
+    }

@@ -179,7 +179,7 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 
 def test_a_warmup_longer_than_the_run() -> None:
     config = ScheduleConfig(warmup="10 epochs", cooldown=5)
-    expected = "^warmup and cooldown take 100 and 5 steps; the whole run has 100: shorten them$"
+    expected = "^warmup and cooldown take 100 and 5 steps; the whole run has 100: shorten them, as in schedule.warmup=5%$"
     with pytest.raises(InputError, match=expected):
         build_schedule(config, 1.0, total=100, steps_per_epoch=10)
 

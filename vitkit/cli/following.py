@@ -45,7 +45,9 @@ class Lines:
     def start(self, step: int, total: int) -> None:
         self.first, self.total, self.began = step, total, time.monotonic()
         if step:
-            self.note(f"goes on from step {step:,} of {total:,}" if step < total else "is done already")
+            self.note(
+                f"goes on from step {step:,} of {total:,}" if step < total else "the run is done already"
+            )
 
     def stepped(self, step: int) -> None:
         pass
@@ -72,14 +74,14 @@ class Bar(Lines):
         columns = (
             BarColumn(20),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
         )
         self.bar = Progress(*columns, console=console, transient=True)
         self.task: Any = None
 
     def note(self, line: str) -> None:
-        self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.bar.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def start(self, step: int, total: int) -> None:
         super().start(step, total)

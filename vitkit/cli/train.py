@@ -57,9 +57,13 @@ def print_result(result: dict[str, Any]) -> None:
 
     metrics, best = result["metrics"], result["best"]
     rows = [["steps", f"{result['step']:,} of {result['steps']:,}"]]
-    rows += [[name, f"{value:.4g}"] for name, value in metrics.items() if "loss" in name]
+    rows += [
+        [name, "not finite" if value is None else f"{value:.4g}"]
+        for name, value in metrics.items()
+        if "loss" in name
+    ]
     for name, value in metrics.items():
-        if name.endswith(("accuracy", "mean_average_precision")):
+        if name.endswith(("accuracy", "mean_average_precision")) and value is not None:
             rows.append([name, f"{value:.2%}"])
     if best:
         rows.append([f"best {best['metric']}", f"{best['value']:.2%} at step {best['step']:,}"])
@@ -69,6 +73,8 @@ def print_result(result: dict[str, Any]) -> None:
     print_table(f"{result['run']}: {result['status']}", ["", "value"], rows, right=["value"])
     if result["status"] == "stopped":
         note(f"stopped; go on with: vit train {result['run']}")
+    elif result["model"] and not result["classes"]:
+        note(f"model: {result['model']}; it has no head, and is a start: vit finetune {result['run']} DATA")
     elif result["model"]:
         note(f"model: {result['model']}; use it with: vit predict {result['run']} IMAGES")
 

@@ -85,7 +85,11 @@ class Fetcher:
                 where = self.source.where(index)
                 message = what_is_wrong(where, error)
             if self.bad_images == "error" or self.order is None:
-                advice = "" if self.order is None else "; bad_images=skip leaves such images out"
+                advice = (
+                    ""
+                    if self.order is None
+                    else "; bad_images=skip (data.bad_images in a run) leaves such images out"
+                )
                 raise InputError(f"cannot read {where}: {message}{advice}")
             bad[where] = message
             index = self.order.replacement(position, attempt)

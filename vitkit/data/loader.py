@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -280,6 +281,11 @@ class _Mark:
         self.marks, self.worker = marks, 0
 
     def start(self, worker: int) -> None:
+        # A scheduler signals every process of a job: the one that trains decides when to stop, workers end with it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         torch.set_num_threads(1)
         self.worker = worker
         info = get_worker_info()
@@ -373,7 +379,7 @@ def _share(batch_size: int, rank: int, ranks: int, group: int) -> tuple[int, int
     """Return where a rank's images start in a batch and how many they are: whole groups for every rank."""
     if batch_size % (ranks * group):
         words = (
-            f"groups of {group}, which mix among themselves: change batch_size or group"
+            f"groups of {group}, which mix among themselves: change batch_size or group (data.group in a run)"
             if group > 1
             else "images"
         )

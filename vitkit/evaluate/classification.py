@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.data.evaluation import evaluation_pipeline
 from vitkit.data.loader import EvaluationLoader
 from vitkit.data.operations import normalize
 from vitkit.data.sources.source import Source
-from vitkit.evaluate.metrics import binary_losses, mean_average_precision
+from vitkit.evaluate.metrics import mean_average_precision
 from vitkit.models.configs import Preprocessing
+from vitkit.models.losses import cross_entropy, one_hot
 from vitkit.models.model import Model
 from vitkit.models.precision import run_in
 from vitkit.world import World
@@ -31,8 +31,10 @@ class Classification:
         batch_size: int,
         world: World,
         workers: int | None = None,
+        sigmoid: bool = False,
     ) -> None:
-        self.source, self.preprocessing, self.world = source, preprocessing, world
+        """sigmoid: whether the loss judges classes one by one, as in training."""
+        self.source, self.preprocessing, self.world, self.sigmoid = source, preprocessing, world, sigmoid
         self.has_several_labels = source.has_several_labels
         self.loader = EvaluationLoader(
             source,
@@ -49,13 +51,16 @@ class Classification:
         """Return the metrics of a model, the same on every process."""
         if self.has_several_labels:
             scores, several = self.logits(model, dtype), self.source.labels
-            loss = float(binary_losses(scores, several).mean())
-            return {"loss": loss, "mean_average_precision": mean_average_precision(scores, several)}
+            targets = torch.tensor(several, dtype=torch.float32)
+            losses = cross_entropy(torch.from_numpy(scores), targets, self.sigmoid)
+            precision = mean_average_precision(scores, several)
+            return {"loss": float(losses.double().mean()), "mean_average_precision": precision}
         sums = torch.zeros(3, dtype=torch.float64)
         for logits, labels in self.outputs(model, dtype):
-            losses = F.cross_entropy(logits, labels, reduction="none")
+            losses = cross_entropy(logits, one_hot(labels, logits.shape[1]), self.sigmoid)
             right = int((logits.argmax(1) == labels).sum())
-            sums += torch.tensor([float(losses.double().sum()), right, len(labels)], dtype=torch.float64)
+            total = float(losses.cpu().double().sum())  # MPS has no double precision
+            sums += torch.tensor([total, right, len(labels)], dtype=torch.float64)
         loss, right, count = self.world.sum(sums).tolist()
         return {"loss": loss / count, "accuracy": right / count}
 

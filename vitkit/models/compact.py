@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitkit.models.configs import CompactConfig, ModelConfig
 from vitkit.models.layers import Attention, DropPath, drop_path_rates, sequence_pool
 from vitkit.models.model import Model
 from vitkit.models.positions import resample_table, sine_1d
+from vitkit.models.precision import recomputed
 from vitkit.models.record import Record
 
 
@@ -125,7 +125,7 @@ class CompactTransformer(Model):
         tokens = classifier.drop(tokens)
         for layer, block in enumerate(classifier.blocks):
             if self.activation_checkpointing and torch.is_grad_enabled() and record is None:
-                tokens = checkpoint(block, tokens, use_reentrant=False)
+                tokens = recomputed(block, tokens)
             else:
                 tokens = block(tokens, record, layer)
             if record is not None:

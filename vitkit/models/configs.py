@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -40,6 +41,8 @@ class ModelConfig:
         self.require(self.num_classes >= 0, f"num_classes must be at least 0, not {self.num_classes}")
         for field in fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, float):
+                self.require(math.isfinite(value), f"{field.name} must be finite, not {value:g}")
             if field.name.endswith("_epsilon"):
                 self.require(value > 0.0, f"{field.name} must be above 0, not {value:g}")
 

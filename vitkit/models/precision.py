@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 
 def run_in(dtype: torch.dtype, module: nn.Module, *inputs: Any) -> Any:
@@ -20,6 +21,17 @@ def run_in(dtype: torch.dtype, module: nn.Module, *inputs: Any) -> Any:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     cast = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
     return functional_call(module, cast, tuple(_cast(value, dtype) for value in inputs))
+
+
+def recomputed(block: nn.Module, x: Tensor) -> Tensor:
+    """Return block(x), of which the backward pass computes all but the input once more (activation checkpointing).
+
+    The block keeps the weights that `run_in` lends it now, since by then they are given back. Parameters of its own
+    stay where they are: FSDP gathers them anew.
+    """
+    lent = {name: tensor for name, tensor in block.named_parameters() if not isinstance(tensor, nn.Parameter)}
+    tensors = {**lent, **dict(block.named_buffers())}
+    return checkpoint(functional_call, block, tensors, (x,), use_reentrant=False)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import InputError
 from vitkit.models.configs import ResNetConfig
 from vitkit.models.layers import StandardizedConv2d, group_norm, lecun_normal_
 from vitkit.models.model import Model
+from vitkit.models.precision import recomputed
 from vitkit.models.record import Record
 
 
@@ -72,7 +72,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, checkpointing: bool = False) -> Tensor:
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
+            x = recomputed(block, x) if checkpointing else block(x)
         return x
 
 

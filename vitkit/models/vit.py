@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitkit.models.configs import ModelConfig, ViTConfig
 from vitkit.models.layers import (
@@ -24,6 +23,7 @@ from vitkit.models.layers import (
 )
 from vitkit.models.model import Model
 from vitkit.models.positions import concat_axes, resample_line, resample_table, sincos_2d
+from vitkit.models.precision import recomputed
 from vitkit.models.record import Record
 
 
@@ -138,7 +138,7 @@ class VisionTransformer(Model):
             if self.config.positions_at != "stem":
                 tokens = self.add_positions(tokens, layer)
             if self.activation_checkpointing and torch.is_grad_enabled() and record is None:
-                tokens = checkpoint(block, tokens, use_reentrant=False)
+                tokens = recomputed(block, tokens)
             else:
                 tokens = block(tokens, record, layer)
             if record is not None:

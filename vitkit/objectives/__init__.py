@@ -40,7 +40,10 @@ class ObjectiveConfig:
         reads = ("loss", "label_smoothing") if self.name == "supervised" else MAE
         for field in fields(self):
             if field.name not in ("name", *reads) and getattr(self, field.name) != field.default:
-                raise InputError(f"{field.name} has no meaning for objective {self.name!r}: leave it out")
+                raise InputError(
+                    f"{field.name} has no meaning for objective {self.name!r}: leave it out, or "
+                    f"replace the section: 'objective={{name: {self.name}}}'"
+                )
         if not 0.0 < self.mask_share < 1.0:
             raise InputError(f"mask_share must be above 0 and below 1, not {self.mask_share}")
         if self.decoder_width < 4 or self.decoder_width % 4:

@@ -53,6 +53,16 @@ class MaskedAutoencoding(Objective):
         order = np.argsort(draw.uniform("mask", config.num_patches), axis=1)
         return {**batch, "order": send(batch["image"].device, order)[0]}
 
+    def cost(self, macs: int, parameters: int) -> tuple[int, int]:
+        model, decoder = self._encoder[0].model, self.decoder
+        config, patches = model.config, model.config.num_patches
+        seen = patches - self.num_masked
+        found = patches * _weights(model.patch_embed)  # masked patches are left out behind it
+        found += _block_macs(model.blocks, config.num_prefix + seen, config.width)
+        found += seen * _weights(decoder.narrow) + patches * _weights(decoder.paint)
+        found += _block_macs(decoder.blocks, patches, decoder.narrow.out_features)
+        return found, parameters + sum(parameter.numel() for parameter in decoder.parameters())
+
     def forward(self, batch: Batch) -> Loss:
         images, order = self.normalize(batch["image"]), batch["order"]  # (images, patches): masked ones first
         masked, seen = order[:, : self.num_masked], order[:, self.num_masked :]
@@ -93,7 +103,6 @@ class Decoder(nn.Module):
             dropout=0.0,
             attention_dropout=0.0,
             positions="sincos_2d",
-            patch_dropout=0.0,
             num_classes=0,
         )
         self.narrow = nn.Linear(config.width, width)
@@ -116,10 +125,22 @@ class Decoder(nn.Module):
         return self.paint(self.norm(tokens))
 
 
+def _block_macs(blocks: nn.ModuleList, tokens: int, width: int) -> int:
+    """Return the multiply-adds of encoder blocks: every matrix on each token, and attention between all of them."""
+    return tokens * _weights(blocks) + 2 * tokens * tokens * width * len(blocks)
+
+
+def _weights(module: nn.Module) -> int:
+    """Return how many numbers a module's matrices hold: its multiply-adds for one token."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim > 1)
+
+
 def check_vit(config: object, objective: str) -> ViTConfig:
     """Return the config of a model whose tokens are patches of the image, which masking needs."""
     if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
         raise InputError(f"objective {objective} needs a plain ViT, whose tokens are patches of the image")
     if config.positions_at != "stem" or config.positions == "relative":
         raise InputError(f"objective {objective} needs positions that are added at the stem")
+    if config.patch_dropout:
+        raise InputError(f"objective {objective} leaves out patches by itself: set model.patch_dropout=0")
     return config

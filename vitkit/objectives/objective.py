@@ -43,6 +43,10 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> Loss:
         raise NotImplementedError
 
+    def cost(self, macs: int, parameters: int) -> tuple[int, int]:
+        """Return the multiply-adds of one image's forward pass, and all parameters, given those of the model alone."""
+        return macs, parameters
+
     def normalize(self, images: Tensor) -> Tensor:
         """Return uint8 images as the model's input."""
         return (images.float() - self.mean) * self.scale

@@ -60,7 +60,12 @@ def read_run(path: Path) -> Run:
     state, config = _read_state(path / STATE), _read_config(path / CONFIG)
     training, evaluations = _read_metrics(path / METRICS)
     if not training and not evaluations:
-        raise InputError(f"{path} has no metrics yet: wait until its {METRICS} has a line")
+        failed = (
+            f"it failed: {state.get('message')}"
+            if state.get("status") == "failed"
+            else "wait for its first line"
+        )
+        raise InputError(f"{path} has no metrics: {failed}")
     name = str(state.get("name") or path.resolve().name)
     return Run(path, name, state, config, training, evaluations)
 

@@ -30,6 +30,7 @@ from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing, model_config
 from vitkit.objectives import build_objective
 from vitkit.objectives.objective import Objective
+from vitkit.objectives.supervised import Supervised
 from vitkit.train.average import Average
 from vitkit.train.config import PreprocessingConfig, TrainConfig
 from vitkit.train.distributed import blocks, replicate, shard
@@ -113,8 +114,14 @@ def build(config: TrainConfig, world: World) -> Parts:
     evaluator = None
     if measured:
         batch_size = min(micro, loader.count, EVALUATION_BATCH)
+        assert isinstance(objective, Supervised)
         evaluator = Classification(
-            measured, preprocessing, batch_size=batch_size, world=world, workers=config.data.workers
+            measured,
+            preprocessing,
+            batch_size=batch_size,
+            world=world,
+            workers=config.data.workers,
+            sigmoid=objective.sigmoid,
         )
     return Parts(
         periods,

@@ -42,9 +42,11 @@ class DataConfig:
     "What an unreadable image does: stop the run, or be left out and counted."
 
     def __post_init__(self) -> None:
-        parse_pipeline(self.pipeline)
+        mixes = bool(parse_pipeline(self.pipeline).mix)
         if self.group < 1:
             raise InputError(f"group must be at least 1, not {self.group}")
+        if self.mix_until is not None and not mixes:
+            raise InputError("mix_until has no meaning for a pipeline that doesn't mix images: leave it out")
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ class TrainConfig:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.average is not None and not 0.0 < self.average < 1.0:
             raise InputError(f"average must be above 0 and below 1, not {self.average}")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must be at least 0 and below 2**63, not {self.seed}")
         if self.compile == "graphs" and self.micro_batch is not None:
             raise InputError("compile=graphs runs whole batches: leave micro_batch out, or take compile=true")
         if isinstance(self.micro_batch, int) and self.micro_batch < 1:

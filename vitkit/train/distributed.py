@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,6 +58,30 @@ def gradients_stay(module: nn.Module, model: Model, held: bool) -> Iterator[None
     if set_sync := getattr(model, "set_requires_gradient_sync", None):  # sharded by FSDP2
         set_sync(not held)
     yield
+
+
+@contextmanager
+def alone(forward: nn.Module) -> Iterator[None]:
+    """Let a process take the memory of a step and send nothing; sharded weights are of no use from then on."""
+    from torch.distributed.fsdp import FSDPModule
+
+    silence: Any = _Silence()
+    for module in forward.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(silence)
+            module.set_custom_reduce_scatter(silence)
+    with forward.no_sync() if isinstance(forward, nn.parallel.DistributedDataParallel) else nullcontext():
+        yield
+
+
+class _Silence:
+    """What FSDP2 gathers weights and reduces gradients by, where nothing is sent: zeros, in the same memory."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, **_: object) -> None:
+        output_tensor.zero_()
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from vitkit.cost import cost_of, training_exaflops
-from vitkit.models.configs import ModelConfig
+from vitkit.objectives.objective import Objective
 
 # Share of the measured matrix rate that training is assumed to reach: B/16 reaches 0.58 on an H200 (bf16, compiled,
 # docs/results/train_speed.json), small models less.
@@ -38,14 +38,15 @@ class Estimate:
 
 
 def estimate(
-    config: ModelConfig, images: int, device: torch.device, dtype: torch.dtype, processes: int
+    objective: Objective, images: int, device: torch.device, dtype: torch.dtype, processes: int
 ) -> Estimate:
     """Return what training on so many images costs."""
-    cost = cost_of(config)
-    exaflops = training_exaflops(cost.macs, images)
+    cost = cost_of(objective.model.config)
+    macs, parameters = objective.cost(cost.macs, cost.parameters)
+    exaflops = training_exaflops(macs, images)
     rate = matrix_rate(device, dtype) * processes
     flops = exaflops * 1e18
-    return Estimate(cost.parameters, exaflops, rate, flops / (rate * SHARE), flops / images)
+    return Estimate(parameters, exaflops, rate, flops / (rate * SHARE), flops / images)
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) -> float:

@@ -3,49 +3,78 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.config import meanings
-from vitkit.models.names import model_config
+import torch
+
+from vitkit.config import from_dict, meanings
+from vitkit.errors import InputError
+from vitkit.models.configs import ModelConfig
+from vitkit.train.build import build_model
 from vitkit.train.config import TrainConfig
 from vitkit.train.recipes import find, head, resolve
-from vitkit.weights.load import find_source, load_model
+from vitkit.train.runs import CONFIG, read_config
+from vitkit.weights.load import find_source
 
 
 def explain(recipe: str | Path, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a recipe's settings, each with its meaning."""
-    config = resolve(recipe, changes)
-    about = head(find(recipe).read_text(encoding="utf-8"))
-    notes = [f"{key}: {value}" for key, value in about.items()]
-    return {"recipe": config.name, "settings": list(_rows(config, "")), "notes": notes}
+    """Return the settings of a recipe with `key=value` changes, or of a run, each with its meaning."""
+    if Path(recipe, CONFIG).is_file():
+        if changes:
+            raise InputError(f"a run has its own settings; to change some, explain its recipe: {changes[0]}")
+        config = from_dict(TrainConfig, read_config(recipe), f"{recipe}/{CONFIG}")
+        notes = [f"run: {recipe}"]
+    else:
+        config = resolve(recipe, changes)
+        about = head(find(recipe).read_text(encoding="utf-8"))
+        notes = [f"{key}: {value}" for key, value in about.items()]
+    model = _model(config, notes)
+    return {"recipe": config.name, "settings": list(_rows(config, "", model)), "notes": notes}
 
 
-def _rows(config: Any, prefix: str) -> Iterator[dict[str, Any]]:
+def _model(config: TrainConfig, notes: list[str]) -> ModelConfig | None:
+    """Return the config of the model that the run builds, or None and a note where its start isn't there."""
+    name = config.model["name"]
+    try:
+        is_trained = find_source(name).path is not None
+    except InputError as error:
+        if not re.search(r"^/|[.~:@]", name):  # what every MODEL with weights has, and no name
+            raise
+        notes.append(f"model: the settings given alone, without those of its start: {error}")
+        return None
+    # Only the data knows the number of classes.
+    settings = {key: value for key, value in config.model.items() if key != "num_classes"}
+    with torch.device("cpu" if is_trained else "meta"):  # an untrained model needs no numbers here
+        return build_model(dataclasses.replace(config, model=settings), ())[0].config
+
+
+def _rows(config: Any, prefix: str, model: ModelConfig | None) -> Iterator[dict[str, Any]]:
     words = meanings(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(config, TrainConfig) and field.name == "model":
-            yield from _model_rows(value)
+            yield from _model_rows(value, model)
         elif dataclasses.is_dataclass(value):
-            yield from _rows(value, f"{prefix}{field.name}.")
+            yield from _rows(value, f"{prefix}{field.name}.", model)
         else:
-            value = list(value) if isinstance(value, tuple) else value
-            yield {"name": f"{prefix}{field.name}", "value": value, "meaning": words[field.name]}
+            yield _row(f"{prefix}{field.name}", value, words[field.name])
 
 
-def _model_rows(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    name = settings["name"]
-    given = {key: value for key, value in settings.items() if key not in ("name", "num_classes")}
-    yield {"name": "model.name", "value": name, "meaning": "Any MODEL; trained weights are the start."}
-    if find_source(name).path is None:
-        model = model_config(name, **given)
-    else:
-        model = dataclasses.replace(load_model(name).model.config, **given)
+def _model_rows(given: dict[str, Any], model: ModelConfig | None) -> Iterator[dict[str, Any]]:
+    yield _row("model.name", given["name"], "Any MODEL; trained weights are the start.")
+    if model is None:
+        for name, value in given.items():
+            if name != "name":
+                yield _row(f"model.{name}", value, "A setting of the model.")
+        return
     words = meanings(type(model))
     for field in dataclasses.fields(model):
         if field.name != "num_classes":
-            value = getattr(model, field.name)
-            value = list(value) if isinstance(value, tuple) else value
-            yield {"name": f"model.{field.name}", "value": value, "meaning": words[field.name]}
+            yield _row(f"model.{field.name}", getattr(model, field.name), words[field.name])
+
+
+def _row(name: str, value: Any, meaning: str) -> dict[str, Any]:
+    return {"name": name, "value": list(value) if isinstance(value, tuple) else value, "meaning": meaning}

@@ -82,8 +82,13 @@ class Journal:
     """Writes each line of metrics everywhere it goes; only the first process has a folder."""
 
     def __init__(self, folder: RunFolder | None, listener: Listener, trackers: Sequence[Tracker]) -> None:
-        self.folder, self.listener = folder, listener
-        self.sinks = [] if folder is None else open_trackers(trackers, folder.path, listener)
+        self.folder, self.listener, self.trackers = folder, listener, trackers
+        self.sinks: list[Sink] = []
+
+    def open(self, step: int) -> None:
+        """Begin after a step; trackers forget what came later, where they can."""
+        if self.folder is not None:
+            self.sinks = open_trackers(self.trackers, self.folder.path, step, self.listener)
 
     def write(self, line: dict[str, Any]) -> None:
         if self.folder is None:
@@ -96,6 +101,7 @@ class Journal:
     def close(self) -> None:
         for sink in self.sinks:
             sink.close()
+        self.sinks = []
 
 
 class Sink(Protocol):
@@ -108,14 +114,14 @@ class Sink(Protocol):
 class TensorBoard:
     """Event files in RUN/tensorboard."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, line: Mapping[str, Any]) -> None:
         for name, value in _numbers(line):
-            self.writer.add_scalar(name if "/" in name else f"train/{name}", value, line["step"])
+            self.writer.add_scalar(name, value, line["step"])
 
     def close(self) -> None:
         self.writer.close()
@@ -124,7 +130,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run in Weights & Biases, resumed under its own name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, step: int) -> None:
         import wandb
 
         from vitkit.train.runs import read_config
@@ -151,13 +157,18 @@ TRACKERS: dict[str, type[TensorBoard] | type[WeightsAndBiases]] = {
 }
 
 
-def open_trackers(trackers: Sequence[Tracker], folder: Path, listener: Listener) -> list[Sink]:
+def open_trackers(trackers: Sequence[Tracker], folder: Path, step: int, listener: Listener) -> list[Sink]:
     """Return the trackers that can be had; for each other, one line says what it needs."""
     sinks: list[Sink] = []
     for name in trackers:
         try:
-            sinks.append(TRACKERS[name](folder))
-        except ImportError:
+            sinks.append(TRACKERS[name](folder, step))
+        except Exception as error:  # such as Weights & Biases without a key
+            if not isinstance(error, ImportError):
+                listener.note(
+                    f"{name} can't be used: {str(error).splitlines()[0]}; metrics go to metrics.jsonl"
+                )
+                continue
             listener.note(
                 f'{name} is not installed: pip install "vitkit[track]"; metrics go to metrics.jsonl'
             )
@@ -166,7 +177,7 @@ def open_trackers(trackers: Sequence[Tracker], folder: Path, listener: Listener)
 
 def _numbers(line: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [
-        (name, value)
+        (name if "/" in name else f"train/{name}", value)
         for name, value in line.items()
         if name not in ("step", "epoch") and isinstance(value, int | float)
     ]

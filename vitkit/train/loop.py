@@ -19,8 +19,6 @@ from vitkit.train.state import make_memory, state_tensors
 from vitkit.train.stop import listening
 from vitkit.world import World
 
-STOP_EVERY = 10  # steps after which several processes ask each other whether to stop
-
 
 def fit(config: TrainConfig, parts: Parts, micro_batch: int, results: Results, world: World) -> bool:
     """Train to the end and return True, or False after a request to stop."""
@@ -41,7 +39,7 @@ def fit(config: TrainConfig, parts: Parts, micro_batch: int, results: Results, w
                 results.evaluate(done)
             if done % periods.frozen == 0 or is_last:
                 results.measure_features(done)
-            stopped = world.any(bool(stop)) if done % STOP_EVERY == 0 or world.ranks == 1 else False
+            stopped = world.any(bool(stop))
             if done % periods.checkpoint == 0 or is_last or stopped:
                 require_finite(totals)
                 save(config, parts, totals, results, done)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import numpy as np
 import torch
 
+from vitkit.data.draws import Draw
+from vitkit.data.loader import Batch
 from vitkit.errors import InputError
+from vitkit.train.build import Parts
+from vitkit.train.distributed import alone, gradients_stay
+from vitkit.train.state import make_memory
+from vitkit.world import World
+
+SEARCHED = ("cuda",)  # devices that say when their memory is full
 
 
 def sizes(count: int, group: int) -> list[int]:
@@ -26,14 +33,44 @@ def check(size: int, count: int, group: int) -> int:
     return size
 
 
-def largest_that_fits(count: int, group: int, attempt: Callable[[int], None]) -> int:
-    """Return the largest micro-batch for which a forward and backward pass has enough memory."""
-    for size in sizes(count, group):
-        try:
-            attempt(size)
-            return size
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-    raise InputError(
-        "out of memory even with the smallest micro-batch: set activation_checkpointing=true, or take a smaller model"
-    )
+def largest_that_fits(parts: Parts, group: int, world: World) -> int:
+    """Return the largest micro-batch for which every process has enough memory; the parts can't be trained after it.
+
+    Sizes grow until one fails, since FSDP2 delivers no gradients after a backward pass that failed. They are tried
+    uncompiled, for each would be compiled anew, and alone, so that no process waits for one that is out of memory.
+    """
+    found, batch = 0, parts.loader[0]
+    world.sum(torch.zeros(1, device=world.device))  # NCCL takes its memory when it is first used
+    with alone(parts.forward), torch.compiler.set_stance("force_eager"):
+        for size in reversed(sizes(parts.loader.count, group)):
+            if world.any(not fits(parts, batch, size)):
+                break
+            found = size
+    if not found:
+        raise InputError(
+            "out of memory even with the smallest micro-batch: set activation_checkpointing=true, "
+            "or take a smaller model"
+        )
+    return found
+
+
+def fits(parts: Parts, batch: Batch, size: int) -> bool:
+    """Say whether this process has enough memory for a micro-batch."""
+    try:
+        attempt(parts, batch, size)
+        return True
+    except torch.OutOfMemoryError:
+        return False
+
+
+def attempt(parts: Parts, batch: Batch, size: int) -> None:
+    """Take the memory of a step: the second micro-batch runs beside the gradients of the first."""
+    if not parts.optimizer.state:
+        make_memory(parts.optimizer)
+    stop = min(2 * size, parts.loader.count)
+    for start in range(0, stop, size):
+        part = {name: tensor[start : start + size] for name, tensor in batch.items()}
+        part = parts.objective.prepare(part, Draw(0, 0, np.arange(start, start + size), "objective"))
+        with gradients_stay(parts.forward, parts.model, held=start + size < stop):
+            parts.forward(part)[0].backward()
+    parts.optimizer.zero_grad(set_to_none=True)

@@ -66,6 +66,10 @@ class OptimizerConfig:
         for name in ("betas", "momentum", "momentum_dtype"):
             if name not in READS[self.name] and getattr(self, name) != getattr(OptimizerConfig, name):
                 raise InputError(f"{name} has no meaning for optimizer {self.name!r}: leave it out")
+        if self.momentum_dtype != OptimizerConfig.momentum_dtype and not self.momentum:
+            raise InputError("momentum_dtype has no meaning without momentum: leave it out")
+        if self.decay != OptimizerConfig.decay and not (self.weight_decay or self.head_weight_decay):
+            raise InputError("decay has no meaning without weight_decay: leave it out")
         for name in ("learning_rate", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0.0 < value < math.inf:

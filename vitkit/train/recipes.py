@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import vitkit
-from vitkit.config import from_dict, merge, read_yaml
+from vitkit.config import from_dict, merge, read_yaml, type_hints
 from vitkit.errors import InputError, did_you_mean
 from vitkit.train.config import TrainConfig
 
+# Other words for settings.
+WORDS = {
+    "lr": "optimizer.learning_rate",
+    "wd": "optimizer.weight_decay",
+    "ema": "average",
+    **dict.fromkeys(("epochs", "steps", "num_epochs", "max_steps"), "duration"),
+    **dict.fromkeys(("batch", "bs"), "batch_size"),
+}
 FOLDER = Path(vitkit.__file__).parent / "recipes"
 
 
 def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     """Return the config of a recipe, by name or file, with `key=value` changes made."""
     path = find(recipe)
-    settings = read_yaml(_text(path), path.name)
-    return from_dict(TrainConfig, {"name": path.stem, **merge(settings, changes)}, "the config")
+    settings = merge(read_yaml(_text(path), path.name), changes)
+    for name in settings:
+        if where := elsewhere(name):
+            raise InputError(f"unknown setting {name!r} in the config; did you mean {where!r}?")
+    return from_dict(TrainConfig, {"name": path.stem, **settings}, "the config")
+
+
+def elsewhere(name: str) -> str | None:
+    """Return the full name of a setting that was named without its section, or by another word."""
+    if name in type_hints(TrainConfig):
+        return None
+    for section, hint in type_hints(TrainConfig).items():
+        if dataclasses.is_dataclass(hint) and name in {field.name for field in dataclasses.fields(hint)}:
+            return f"{section}.{name}"
+    return WORDS.get(name)
 
 
 def find(recipe: str | Path) -> Path:

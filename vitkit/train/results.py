@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitkit.models import build as build_module
 from vitkit.train.build import Parts
@@ -55,7 +56,10 @@ class Results:
         """Go on from a step that took so many seconds; lines of later steps are forgotten."""
         if self.folder:
             cut_metrics(self.path, step)
-            self.folder.update(status="running", step=step, steps=self.parts.periods.total, message="")
+            self.folder.update(
+                status="running", step=step, steps=self.parts.periods.total, message="", best=self._best()
+            )
+        self.journal.open(step)
         self.earlier, self.began, self.line_began = seconds, time.perf_counter(), time.perf_counter()
         self.line_step = self.done = step
         self.listener.start(step, self.parts.periods.total)
@@ -139,7 +143,6 @@ class Results:
             if self.config.select == "last" or self.parts.evaluator is None:
                 self.write_model("model", averaged=self.parts.average is not None)
             self.write_model("model-last", averaged=False)
-        self.journal.close()
         if self.folder:
             status = "done" if is_done else "stopped"
             self.folder.update(status=status, step=self.done, seconds=self.seconds)
@@ -148,12 +151,17 @@ class Results:
     def write_model(self, name: str, averaged: bool) -> None:
         """Write a model folder; each process takes part, since weights may be spread over them."""
         model, average = self.parts.model, self.parts.average
+        weights: dict[str, Tensor] = {}
         with average.applied(model) if average and averaged else nullcontext():
-            weights = {key: whole(tensor).cpu().clone() for key, tensor in model.state_dict().items()}
+            for key, tensor in model.state_dict().items():
+                gathered = whole(tensor)
+                if self.world.is_first:
+                    weights[key] = gathered.cpu().clone()
         if not self.world.is_first:
             return
-        plain = build_module(model.config)
-        plain.load_state_dict(weights)
+        with torch.device("meta"):  # weights that are replaced need not be drawn
+            plain = build_module(model.config)
+        plain.load_state_dict(weights, assign=True)
         save_model(
             plain,
             self.path / name,
@@ -161,6 +169,17 @@ class Results:
             preprocessing=self.parts.preprocessing,
             force=True,
         )
+
+    def _best(self) -> dict[str, Any] | None:
+        """Return the best measurement among the lines that are kept."""
+        chosen = f"{self.parts.evaluated}_ema" if self.parts.average else self.parts.evaluated
+        found = [
+            {"metric": f"{chosen}/{name}", "value": line[f"{chosen}/{name}"], "step": line["step"]}
+            for line in read_metrics(self.path)
+            for name in BEST
+            if line.get(f"{chosen}/{name}") is not None
+        ]
+        return max(found, key=lambda row: row["value"], default=None)
 
     def _is_best(self, metric: str, value: float) -> bool:
         """Say whether no earlier measurement was better, by what the metrics say, which a resumed run cuts back."""

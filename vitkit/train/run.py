@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import platform
 import shlex
 import shutil
+import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from vitkit.config import from_dict, to_dict
-from vitkit.data.draws import Draw
 from vitkit.errors import InputError
 from vitkit.predictor import choose_device
 from vitkit.train import microbatch
 from vitkit.train.build import Parts, build, compute_dtype
 from vitkit.train.checkpoints import on_first_rank
 from vitkit.train.config import TrainConfig
-from vitkit.train.distributed import gradients_stay
 from vitkit.train.estimate import estimate
 from vitkit.train.log import Listener, Silent
 from vitkit.train.loop import fit
@@ -32,7 +32,6 @@ from vitkit.train.runs import (
     CONFIG,
     ROOT,
     RunFolder,
-    is_locked,
     read_config,
     read_metrics,
     read_record,
@@ -55,10 +54,12 @@ def train(
     run: name of the run folder in runs/, or a path; left open, the recipe's name and a hash of its config.
     force: begin anew, whatever the run folder holds.
     """
+    changes = [changes] if isinstance(changes, str) else changes
     if Path(recipe, CONFIG).is_file():
         if changes:
             raise InputError(
-                f"a run goes on with its own settings; to change some, train its recipe: {changes[0]}"
+                f"a run goes on with its own settings, not with {changes[0]}; to change some, train its recipe "
+                "as another run"
             )
         if run is not None:
             raise InputError(f"{recipe} is a run and goes on where it is: leave out --run {run}")
@@ -84,17 +85,15 @@ def train_config(
 
         def open_folder() -> None:
             nonlocal folder
-            if force and (path / CONFIG).is_file():
-                if is_locked(path):
-                    raise InputError(f"{path} is in use; wait for that run or stop it")
-                shutil.rmtree(path)
-            folder = RunFolder(path, to_dict(config))
+            folder = RunFolder(path, to_dict(config), force=force, complete=_completed)
 
         on_first_rank(open_folder)
         try:
             return _train(config, path, folder, world, listener)
         except BaseException as error:
-            if folder:
+            if folder and folder.is_new and not folder.record["steps"]:
+                shutil.rmtree(folder.path, ignore_errors=True)  # nothing was trained: settings were wrong
+            elif folder:
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 with suppress(InputError):  # a full disk, say: what is told is the error itself
                     folder.update(status=status, message=str(error).split("\n")[0])
@@ -109,10 +108,11 @@ def _train(
     config: TrainConfig, path: Path, folder: RunFolder | None, world: World, listener: Listener
 ) -> dict[str, Any]:
     parts = build(config, world)
+    if folder:
+        folder.clear()  # not before the new run can be built
+    world.barrier()
     images = parts.periods.total * config.batch_size
-    cost = estimate(
-        parts.model.config, images, world.device, compute_dtype(config, world.device), world.ranks
-    )
+    cost = estimate(parts.objective, images, world.device, compute_dtype(config, world.device), world.ranks)
     for line in (
         *parts.notes,
         *describe(config, parts, world),
@@ -120,16 +120,25 @@ def _train(
     ):
         listener.note(line)
     micro_batch = choose_micro_batch(config, parts, folder, world)
+    if micro_batch is None:
+        micro_batch = microbatch.largest_that_fits(parts, mixing_group(parts), world)
+        del parts
+        gc.collect()
+        torch.cuda.empty_cache()
+        parts = build(config, world)  # with the weights of a run that searched for nothing
     if folder:
         folder.update(
-            command=shlex.join(sys.argv),
+            command=folder.record["command"] or command_line(world),
             environment={**folder.record["environment"], **environment(world)},
             cost={"parameters": cost.parameters, "exaflops": cost.exaflops},
             micro_batch=micro_batch,
         )
     results = Results(config, parts, path, folder, listener, world, cost)
-    is_done = fit(config, parts, micro_batch, results, world)
-    results.finish(is_done)
+    try:
+        is_done = fit(config, parts, micro_batch, results, world)
+        results.finish(is_done)
+    finally:
+        results.journal.close()
     if parts.loader.bad:
         listener.note(f"{len(parts.loader.bad)} images could not be read and were left out:")
         for where, reason in parts.loader.bad.items():
@@ -137,8 +146,15 @@ def _train(
     return summary(path, parts) if world.is_first else {}
 
 
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's settings with those that have come since, as they were then."""
+    return to_dict(from_dict(TrainConfig, settings, CONFIG))
+
+
 def run_path(config: TrainConfig, run: str | None) -> Path:
     """Return the folder of a run."""
+    if run is not None and not run.strip():
+        raise InputError("--run is empty: give a name, or leave it out")
     if run is None:
         return Path(ROOT, run_name(config.name, to_dict(config)))
     return Path(run) if Path(run).name != run else Path(ROOT, run)
@@ -155,28 +171,38 @@ def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
     ]
 
 
-def choose_micro_batch(config: TrainConfig, parts: Parts, folder: RunFolder | None, world: World) -> int:
-    """Return the images of one forward pass: as asked, or the most that fit, found once and kept with the run."""
-    count = parts.loader.count
-    group = config.data.group if parts.loader.pipeline.mix else 1
-    if config.micro_batch is None or (config.micro_batch == "auto" and world.device.type != "cuda"):
-        return count
+def choose_micro_batch(
+    config: TrainConfig, parts: Parts, folder: RunFolder | None, world: World
+) -> int | None:
+    """Return the images of one forward pass: as asked, or as kept with the run; None where they are to be found."""
+    count, group = parts.loader.count, mixing_group(parts)
     if isinstance(config.micro_batch, int):
         return microbatch.check(config.micro_batch, count, group)
+    if config.micro_batch is None or world.device.type not in microbatch.SEARCHED:
+        return count
     known = folder.record["micro_batch"] if folder else None
     known = int(world.gather(torch.tensor([known or 0])).max())
-    if known in microbatch.sizes(count, group):
-        return known
+    return known if known in microbatch.sizes(count, group) else None
 
-    def attempt(size: int) -> None:
-        batch = {name: tensor[:size] for name, tensor in parts.loader[0].items()}
-        batch = parts.objective.prepare(batch, Draw(config.seed, 0, np.arange(size), "objective"))
-        with gradients_stay(parts.forward, parts.model, held=True):
-            parts.forward(batch)[0].backward()
-        parts.optimizer.zero_grad(set_to_none=True)
 
-    size = microbatch.largest_that_fits(count, group, attempt)
-    return int(world.gather(torch.tensor([size])).min())
+def mixing_group(parts: Parts) -> int:
+    """Return how many neighbouring images a micro-batch must not part."""
+    return parts.loader.group if parts.loader.pipeline.mix else 1
+
+
+def command_line(world: World) -> str:
+    """Return the command that runs this process, as people type it."""
+    program, *arguments = sys.argv
+    words = ["vit", *arguments] if Path(program).name in ("__main__.py", "vit") else sys.argv
+    if world.ranks > 1:
+        words = [
+            "torchrun",
+            f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', world.ranks)}",
+            "-m",
+            "--",
+        ]
+        words += ["vitkit", *arguments]
+    return shlex.join(words)
 
 
 def environment(world: World) -> dict[str, Any]:
@@ -204,12 +230,15 @@ def summary(path: Path, parts: Parts) -> dict[str, Any]:
     last: dict[str, Any] = {}
     for line in read_metrics(path):
         last |= line
+    rates = [line["images_per_second"] for line in read_metrics(path) if line.get("images_per_second")]
     record = read_record(path)
     keys = ("name", "status", "step", "steps", "seconds", "best", "cost", "environment")
     return {
         **{key: record[key] for key in keys},
-        "metrics": {key: value for key, value in last.items() if key not in ("step", "seconds")},
+        "metrics": {key: value for key, value in last.items() if key not in ("step", "seconds")}
+        | ({"images_per_second": statistics.median(rates)} if rates else {}),
         "run": str(path),
         "model": str(path / "model") if (path / "model").is_dir() else None,
+        "classes": len(parts.class_names),
         "unreadable": parts.loader.bad,
     }

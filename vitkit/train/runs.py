@@ -6,14 +6,16 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from vitkit.config import read_yaml
 from vitkit.errors import InputError
 
 ROOT = "runs"
@@ -40,16 +42,36 @@ def run_name(recipe: str, config: Mapping[str, Any]) -> str:
 class RunFolder:
     """A run folder in the hands of this process alone, until it is closed or the process ends."""
 
-    def __init__(self, path: str | Path, config: Mapping[str, Any]) -> None:
-        """Make the folder, or open it again for the same settings."""
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: str | Path,
+        config: Mapping[str, Any],
+        *,
+        force: bool = False,
+        complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    ) -> None:
+        """Make the folder, or open it again for the same settings.
+
+        force: other settings are fine; the run that is there stays until `clear`.
+        complete: returns the settings of an older run with those that have come since.
+        """
+        self.path, self._config, self._complete = Path(path), config, complete
+        self.is_stale, self.is_new = False, not (self.path / CONFIG).exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path)
         except OSError as error:
             raise InputError(f"{path} can't be written: {error.strerror or error}") from None
         try:
+            if force and (self.path / CONFIG).is_file():
+                if not (self.path / RECORD).is_file():
+                    raise InputError(
+                        f"{path} has a {CONFIG} and no {RECORD}: it is no run, and stays; name another"
+                    )
+                self.is_stale, self.record = True, _new_record(self.path.name)
+                return
             self._check_config(config)
+            self._remove_leftovers()
             known: dict[str, Any] = {}
             with suppress(InputError):  # a broken run.json is begun anew: checkpoints hold what counts
                 known = read_record(self.path)
@@ -60,10 +82,23 @@ class RunFolder:
             self.close()
             raise
 
+    def clear(self) -> None:
+        """Remove the run that was there before, if it is to be begun anew; what makes it a run goes last."""
+        if not self.is_stale:
+            return
+        entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
+        for entry in sorted(entries, key=lambda entry: entry.name in (CONFIG, RECORD)):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        self.is_stale = False
+        self._check_config(self._config)
+        self.update()
+
     def update(self, **fields: Any) -> None:
-        """Set fields of run.json."""
+        """Set fields of run.json; an earlier run's stays until it is cleared."""
         assert fields.keys() <= self.record.keys(), f"run.json has no {fields.keys() - self.record.keys()}"
         self.record |= {**fields, "updated": _now()}
+        if self.is_stale:
+            return
         _write(self.path / RECORD, json.dumps(self.record, indent=2, allow_nan=False) + "\n")
 
     def append(self, line: Mapping[str, Any]) -> None:
@@ -82,11 +117,13 @@ class RunFolder:
         """Let others have the folder."""
         self._lock.close()
 
-    def __enter__(self) -> RunFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _remove_leftovers(self) -> None:
+        """Remove what a kill left behind while a file or a model folder was being written aside."""
+        for entry in self.path.glob(".*"):
+            if entry.name.startswith(".model") and entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name.endswith(".part") and entry.is_file():
+                entry.unlink()
 
     def _check_config(self, config: Mapping[str, Any]) -> None:
         import yaml
@@ -100,7 +137,7 @@ class RunFolder:
             plain = json.loads(json.dumps(config, allow_nan=False))
             _write(path, yaml.safe_dump(plain, sort_keys=False))
             return
-        theirs, ours = dict(_leaves(read_config(self.path))), dict(_leaves(config))
+        theirs, ours = dict(_leaves(self._complete(read_config(self.path)))), dict(_leaves(config))
         for name in ours | theirs:
             there, here = (
                 _canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours)
@@ -108,26 +145,25 @@ class RunFolder:
             if there != here:
                 raise InputError(
                     f"{self.path} holds a run with other settings: {name} is {there} there, {here} here; "
-                    "name another run, or remove that folder"
+                    "name another run, or begin this one anew with --force"
                 )
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Return the settings that a run was started with."""
-    import yaml
-
     path = Path(folder, CONFIG)
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"{folder} is no run folder: it has no {CONFIG}; `vit runs` lists runs") from None
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except UnicodeDecodeError:
         raise InputError(f"{path} is not YAML; restore it, or remove {folder}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path} holds no settings; restore it, or remove {folder}")
-    return config
+    try:
+        return read_yaml(text, str(path))
+    except InputError as error:
+        raise InputError(f"{error}; restore it, or remove {folder}") from None
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
@@ -178,21 +214,31 @@ def list_runs(root: str | Path = ROOT) -> list[dict[str, Any]]:
             return []
         raise InputError(f"{root} is no folder; expected one that holds runs, such as {ROOT}")
     try:
-        folders = [folder] if _is_run(folder) else [path for path in folder.iterdir() if _is_run(path)]
+        folders = list(_find_runs(folder))
     except OSError as error:
         raise InputError(f"{root} can't be read: {error.strerror or error}") from None
-    rows = [_row(path) for path in sorted(folders)]
+    rows = [_row(path, folder) for path in sorted(folders)]
     return sorted(rows, key=lambda row: row["updated"] or "", reverse=True)
 
 
-def _row(folder: Path) -> dict[str, Any]:
+def _find_runs(folder: Path, depth: int = 4) -> Iterator[Path]:
+    """Yield the runs in a folder, and those in folders that hold several, such as a fine-tuning's."""
+    if _is_run(folder):
+        yield folder
+    elif depth:
+        for path in folder.iterdir():
+            if path.is_dir() and not path.name.startswith("."):
+                yield from _find_runs(path, depth - 1)
+
+
+def _row(folder: Path, root: Path) -> dict[str, Any]:
     try:
         record = read_record(folder)
     except InputError as error:
         record = dict.fromkeys(_SHOWN) | {"status": "unreadable", "message": str(error)}
     if record["status"] == "running" and not is_locked(folder):
         record["status"] = "interrupted"
-    name = folder.name or folder.resolve().name
+    name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     return {"name": name, **{field: record[field] for field in _SHOWN}, "path": str(folder)}
 
 

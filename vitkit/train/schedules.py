@@ -25,7 +25,7 @@ class ScheduleConfig:
     """How the learning rate moves from step to step; its peak belongs to the optimiser."""
 
     name: Literal["cosine", "linear", "rsqrt", "step", "constant"] = "cosine"
-    "Shape after the warm-up: half a cosine, a straight line, base / sqrt(1 + steps / timescale), tenfold drops, or flat."
+    "Shape after the warm-up: half a cosine, a straight line, base / sqrt(1 + steps / timescale), tenfold drops (step), or flat (constant)."
     warmup: Duration = 0
     "Length of the linear rise at the start."
     warmup_from: float = 0.0
@@ -37,7 +37,7 @@ class ScheduleConfig:
     timescale: Duration = 10_000
     "Time after which rsqrt has fallen by a factor of sqrt(2)."
     drops: tuple[Duration, ...] = ("30%", "60%", "90%")
-    "Steps after which the schedule 'step' divides the learning rate by 10; the step named is the last before the drop."
+    "Steps, counted from 0, after which the schedule 'step' divides the learning rate by 10; the step named is the last before the drop."
 
     def __post_init__(self) -> None:
         if self.name not in READS:
@@ -45,6 +45,8 @@ class ScheduleConfig:
         for name in ("end", "cooldown", "timescale", "drops"):
             if name not in READS[self.name] and getattr(self, name) != getattr(ScheduleConfig, name):
                 raise InputError(f"{name} has no meaning for schedule {self.name!r}: leave it out")
+        if self.warmup_from > 0 and not split_duration(self.warmup, "warmup")[0]:
+            raise InputError("warmup_from has no meaning without a warm-up: set warmup, or leave it out")
         for name in ("warmup", "cooldown", "timescale"):
             split_duration(getattr(self, name), name)
         for drop in self.drops:
@@ -71,7 +73,8 @@ def build_schedule(
     warmup, cooldown = steps("warmup", config.warmup), steps("cooldown", config.cooldown)
     if warmup + cooldown > total:
         raise InputError(
-            f"warmup and cooldown take {warmup} and {cooldown} steps; the whole run has {total}: shorten them"
+            f"warmup and cooldown take {warmup} and {cooldown} steps; the whole run has {total}: "
+            "shorten them, as in schedule.warmup=5%"
         )
     timescale = steps("timescale", config.timescale)
     drops = [steps("one of drops", drop) for drop in config.drops]

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C ask a run to stop after its step; a second Ctrl-C stops it at once."""
+"""SIGTERM, Ctrl-C and a closed terminal ask a run to stop after its step; a second Ctrl-C stops it at once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Turn the two signals into requests, where this is the main thread; their old meaning comes back at the end."""
+    """Turn the signals into requests, where this is the main thread; their old meaning comes back at the end."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    old = {number: signal.signal(number, request.ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
+        numbers.append(signal.SIGHUP)
+    old = {number: signal.signal(number, request.ask) for number in numbers}
     try:
         yield request
     finally:

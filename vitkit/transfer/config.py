@@ -9,6 +9,7 @@ from typing import Any, Literal
 from vitkit.config import from_dict, merge
 from vitkit.errors import InputError, did_you_mean
 from vitkit.train.config import TrainConfig
+from vitkit.train.recipes import elsewhere
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ def part_changes(changes: Sequence[str]) -> tuple[TransferConfig, list[str]]:
         if (instead := {"data.train": "DATA", "model.name": "MODEL"}.get(name)) is not None:
             raise InputError(f"{name} is the argument {instead} of finetune: leave it out here")
         if "=" in change and name.partition(".")[0] not in known:
-            raise InputError(f"unknown setting {name!r}{did_you_mean(name.partition('.')[0], known)}")
+            where = elsewhere(name)
+            near = f"; did you mean {where!r}?" if where else did_you_mean(name.partition(".")[0], known)
+            raise InputError(f"unknown setting {name!r}{near}")
         (own if name in names else rest).append(change)
     settings: dict[str, Any] = merge({}, own)
     return from_dict(TransferConfig, settings, "the changes"), rest
