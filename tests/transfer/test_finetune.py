@@ -104,7 +104,7 @@ def test_quick_steps_fit_the_time_and_are_kept_on_resume(model: str, monkeypatch
     options: Any = (["seed=0"], {}, "cpu", Silent())
     assert module.quick_steps(plan, plan.whole, Path("runs/run/seed-0/run"), *options) == 5
     most = module.quick_steps(plan, plan.whole, Path("runs/other"), *options)
-    assert most == 30 * 300 // 32
+    assert most == 20 * 300 // 32
 
 
 def test_a_sweep_chooses_on_a_part_of_train_and_then_takes_all_of_it(model: str) -> None:

@@ -34,7 +34,7 @@ PAPER = {
 }
 LEARNING_RATE = 0.01
 "Of the paper's protocol without a sweep: the middle of its grids."
-QUICK_EPOCHS = 30
+QUICK_EPOCHS = 20
 "A quick run sees each image at most so often: later epochs add little."
 
 
