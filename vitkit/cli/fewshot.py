@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -56,11 +56,6 @@ def fewshot(
             image_size=size,
             progress=progress,
         )
-    for line in result["notes"]:
-        note(line)
-    if json:
-        print_json(result)
-        return
     rows = [
         [
             f"{row['shots']:,}",
@@ -70,9 +65,7 @@ def fewshot(
         ]
         for row in result["results"]
     ]
-    columns = ["shots", "accuracy", "std", "l2"]
-    title = f"{result['model']}, {result['train']} to {result['test']} ({result['num_test']:,} images)"
-    print_table(title, columns, rows, result["protocol"], right=columns)
+    print_measured(result, ["shots", "accuracy", "std", "l2"], rows, json)
 
 
 def parse_numbers(flag: str, text: str) -> list[int]:
@@ -92,3 +85,14 @@ def _parse_l2(text: str) -> float | Literal["sweep"]:
         return float(text)
     except ValueError:
         raise InputError(f"--l2 is {text!r}; expected a number above 0, or sweep") from None
+
+
+def print_measured(result: dict[str, Any], columns: list[str], rows: list[list[str]], json: bool) -> None:
+    """Print what was measured of frozen features, as a table or as one JSON document."""
+    for line in result["notes"]:
+        note(line)
+    if json:
+        print_json(result)
+        return
+    title = f"{result['model']}, {result['train']} to {result['test']} ({result['num_test']:,} images)"
+    print_table(title, columns, rows, result["protocol"], right=columns)

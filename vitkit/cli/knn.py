@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from vitkit.cli.arguments import parse_size
-from vitkit.cli.fewshot import parse_numbers
-from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.fewshot import parse_numbers, print_measured
 from vitkit.errors import InputError
 
 
@@ -55,17 +54,10 @@ def knn(
             image_size=size,
             progress=progress,
         )
-    for line in result["notes"]:
-        note(line)
-    if json:
-        print_json(result)
-        return
     rows = [
         [f"{row['k']:,}", f"{row['temperature']:g}", f"{row['accuracy']:.2%}"] for row in result["results"]
     ]
-    columns = ["k", "temperature", "accuracy"]
-    title = f"{result['model']}, {result['train']} to {result['test']} ({result['num_test']:,} images)"
-    print_table(title, columns, rows, result["protocol"], right=columns)
+    print_measured(result, ["k", "temperature", "accuracy"], rows, json)
 
 
 def _parse_temperatures(text: str) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vitkit.cli.arguments import parse_size
-from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.fewshot import print_measured
 
 
 def probe(
@@ -50,12 +50,5 @@ def probe(
             image_size=size,
             progress=progress,
         )
-    for line in result["notes"]:
-        note(line)
-    if json:
-        print_json(result)
-        return
     rows = [[f"{result['accuracy']:.2%}", f"{result['l2']:g}", f"{result['num_train']:,}"]]
-    columns = ["accuracy", "l2", "images learned from"]
-    title = f"{result['model']}, {result['train']} to {result['test']} ({result['num_test']:,} images)"
-    print_table(title, columns, rows, result["protocol"], right=columns)
+    print_measured(result, ["accuracy", "l2", "images learned from"], rows, json)

@@ -29,7 +29,7 @@ from vitkit.data.spec import as_spec
 from vitkit.data.splits import Default
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing, Size
-from vitkit.models.model import Model
+from vitkit.models.model import HEAD, Model
 from vitkit.models.precision import run_in
 from vitkit.models.record import Record
 from vitkit.predictor import Predictor, load
@@ -37,8 +37,6 @@ from vitkit.world import World
 
 Progress = Callable[[int, int], None]
 "Told how many images are done, and of how many."
-HEADS = ("head.", "classifier.fc.")
-"How the names of a head's weights begin: features don't depend on them."
 DIGEST_BYTES = 16
 _READ_BYTES = 2**24
 
@@ -333,7 +331,7 @@ def _key(predictor: Predictor, source: Source) -> str:
     del config["num_classes"]
     digest.update(repr(("float32", config, predictor.preprocessing)).encode())
     for name, tensor in predictor.model.state_dict().items():
-        if not name.startswith(HEADS):
+        if not name.startswith(HEAD):  # features don't depend on it
             digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     inner, indices = source, np.arange(len(source))

@@ -10,6 +10,9 @@ from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, Size, as_size
 from vitkit.models.record import Record
 
+# How the names of a classification layer's weights begin, in every family.
+HEAD = ("head.", "classifier.fc.")
+
 
 class Model(nn.Module):
     """Base of all families: built from a frozen config, `forward(images) -> logits`."""

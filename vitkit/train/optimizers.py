@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitkit.errors import InputError, did_you_mean
+from vitkit.models.model import HEAD
 from vitkit.train.adafactor import Adafactor, Group, MomentumDtype, MomentumOptimizer, dtype_of, local
 
 # What some optimisers read and others don't; a setting that is given and not read is refused.
@@ -23,8 +24,7 @@ READS: dict[str, tuple[str, ...]] = {
     "sgd": ("momentum", "momentum_dtype"),
     "adafactor": ("momentum", "momentum_dtype"),
 }
-# Where the parts of a model are, by the start of a parameter's name.
-HEAD = ("head.", "classifier.fc.")
+# Where a model's embedding is, by the start of a parameter's name.
 EMBEDDING = (
     *("patch_embed.", "cls_token", "reg_token", "pos_embed"),  # ViT and hybrids
     "stem.",  # BiT

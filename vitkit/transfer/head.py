@@ -14,10 +14,9 @@ from torch import Tensor
 from vitkit.data.open import open_data
 from vitkit.evaluate.features import frozen_features
 from vitkit.evaluate.probe import Probe
-from vitkit.models.model import Model
+from vitkit.models.model import HEAD, Model
 from vitkit.predictor import load
 from vitkit.train.log import Listener
-from vitkit.train.optimizers import HEAD
 from vitkit.transfer.plan import Part
 from vitkit.weights.convert import save
 
