@@ -57,7 +57,7 @@ def tuned(arguments: argparse.Namespace, data: str, model: str) -> dict[str, Any
     return {**{key: result.get(key) for key in keys}, "images_per_second": sorted(rates)[len(rates) // 2]}
 
 
-def speed(arguments: argparse.Namespace, data: str, steps: int = 60, rounds: int = 5) -> dict[str, Any]:
+def speed(arguments: argparse.Namespace, data: str, steps: int = 40, rounds: int = 5) -> dict[str, Any]:
     """Return images per second of training steps with real batches and with one that stays, interleaved."""
     plan = make_plan(arguments.model, data, settings(arguments), arguments.device)
     config = plan.config(plan.whole)
@@ -67,14 +67,15 @@ def speed(arguments: argparse.Namespace, data: str, steps: int = 60, rounds: int
     real = parts.loader.steps(0, 10**6)
     batches: dict[str, Callable[[], Any]] = {"synthetic": lambda: still, "real": lambda: next(real)}
     set_learning_rate(parts.optimizer, 1e-6)
+    wait = torch.cuda.synchronize if world.device.type == "cuda" else lambda: None
     found: dict[str, list[float]] = {name: [] for name in batches}
     for turn in range(rounds + 1):
         for name, batch in batches.items():
-            torch.cuda.synchronize()
+            wait()
             began = time.perf_counter()
             for step in range(steps):
                 train_step(config, parts, batch(), step, config.batch_size, world)
-            torch.cuda.synchronize()
+            wait()
             if turn:  # the first warms up
                 found[name].append(steps * config.batch_size / (time.perf_counter() - began))
     medians = {name: sorted(values)[len(values) // 2] for name, values in found.items()}

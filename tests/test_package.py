@@ -37,6 +37,7 @@ LAYERS: dict[str, set[str]] = {
         *("config", "models", "cost", "weights", "data", "predictor"),
         *("world", "objectives", "evaluate"),
     },
+    "inspection": {"models", "predictor"},
     "report": set(),
     "quickstart": {"train"},
     "transfer": {

@@ -1,0 +1,69 @@
+"""Tiny models of every family, and models whose attention is known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.models import build
+from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
+from vitkit.models.model import Model
+
+SHAPE: dict[str, Any] = dict(width=16, depth=3, heads=2, mlp_width=24, num_classes=5)
+VIT: dict[str, Any] = dict(SHAPE, image_size=(8, 12), patch=4)
+COMPACT: dict[str, Any] = dict(SHAPE, image_size=(8, 12), kernel=4, tokenizer="patches")
+
+FAMILIES: dict[str, ModelConfig] = {
+    "token": ViTConfig(**VIT, registers=1),
+    "mean": ViTConfig(**VIT, pool="mean", class_token=True),
+    "map": ViTConfig(**VIT, pool="map", positions="learned_2d", positions_at="every_layer"),
+    "seqpool": ViTConfig(**VIT, pool="seqpool", positions="none"),
+    "unpooled": ViTConfig(**VIT, pool="none"),
+    "sincos": ViTConfig(**VIT, pool="mean", positions="sincos_2d"),
+    "relative": ViTConfig(**VIT, positions="relative"),
+    "hybrid": HybridConfig(**dict(VIT, image_size=(16, 24), patch=2), backbone_units=(), backbone_width=32),
+    "hybrid-stages": HybridConfig(
+        **dict(VIT, image_size=(16, 24), patch=1), backbone_units=(1, 1), backbone_width=32
+    ),
+    "bit": ResNetConfig(image_size=16, num_classes=5, units=(1,)),
+    "vit-lite": CompactConfig(**COMPACT, pool="token"),
+    "cvt": CompactConfig(**COMPACT, positions="sine"),
+    "cct": CompactConfig(**dict(SHAPE, image_size=(8, 12)), positions="none"),
+}
+
+
+def make(config: ModelConfig) -> Any:
+    """Return a model with weights large enough to tell its parts apart."""
+    torch.manual_seed(0)
+    model: Model = build(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model.eval()
+
+
+def images_for(config: ModelConfig, count: int = 2) -> Tensor:
+    return torch.randn(count, config.channels, *config.size, generator=torch.Generator().manual_seed(1))
+
+
+def steered(logits: list[dict[int, float]], **settings: Any) -> Any:
+    """Return a ViT in whose first head, layer by layer, a query's logit of a key is that of their offset, else zero.
+
+    Its other heads attend uniformly. Offsets count tokens from the key to the query.
+    """
+    config = ViTConfig(**dict(VIT, positions="relative", depth=len(logits), **settings))
+    model = make(config)
+    size = config.width // config.heads
+    with torch.no_grad():
+        for block, offsets in zip(model.blocks, logits, strict=True):
+            block.attn.qkv.weight.zero_()
+            block.attn.qkv.bias.zero_()
+            block.attn.qkv.bias[:size] = 1.0  # the first head's query
+            block.attn.relative.zero_()
+            for offset, logit in offsets.items():
+                block.attn.relative[offset + config.num_tokens - 1] = logit / math.sqrt(size)
+    return model

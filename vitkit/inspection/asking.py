@@ -1,0 +1,109 @@
+"""What every inspection shares: which models it is defined for, and passes over images, a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import InputError
+from vitkit.models.configs import CompactConfig, HybridConfig, ViTConfig
+from vitkit.models.model import Model
+from vitkit.models.record import Record
+from vitkit.predictor import Predictor
+
+Inspected = Model | Predictor
+"A bare model, or what `vitkit.load` returns."
+TransformerConfig = ViTConfig | CompactConfig
+ATTENTION_BYTES = 2**28
+"Attention that one pass may hold, where the caller doesn't say how many images it takes."
+MOST_IMAGES = 64
+
+Found = TypeVar("Found")
+
+
+def undefined(what: str, reason: str) -> InputError:
+    """Return the error for a model that an inspection has no meaning for."""
+    return InputError(f"{what} is not defined for this model, because {reason}")
+
+
+def bare(model: Inspected) -> Model:
+    """Return the module itself."""
+    return model.model if isinstance(model, Predictor) else model
+
+
+def transformer(model: Inspected, what: str) -> tuple[Model, TransformerConfig]:
+    """Return a model of tokens and its config; refuse a ResNet."""
+    module = bare(model)
+    if not isinstance(module.config, ViTConfig | CompactConfig):
+        raise undefined(what, "a ResNet has neither tokens nor attention")
+    return module, module.config
+
+
+def reads_class_token(config: TransformerConfig) -> bool:
+    """Whether the class token stands for the image; a class token that no pool reads doesn't."""
+    if config.pool == "none":
+        return bool(config.class_token)
+    return config.pool == "token"
+
+
+def cell_size(config: TransformerConfig) -> tuple[float, float]:
+    """Return the height and width in pixels that a token stands for."""
+    if isinstance(config, ViTConfig) and not isinstance(config, HybridConfig):
+        return config.patch, config.patch  # pixels beyond the last whole patch are left out
+    return config.size[0] / config.grid[0], config.size[1] / config.grid[1]
+
+
+def ask(
+    model: Model,
+    images: Tensor,
+    record: Record,
+    take: Callable[[Record], Found],
+    batch_size: int | None = None,
+) -> list[Found]:
+    """Pass images through the model, a few at a time, and return what `take` gives of each pass."""
+    found = []
+    with evaluating(model), torch.no_grad():
+        for batch in batches(model, images, batch_size):
+            model.features(batch, record)
+            found.append(take(record))
+    return found
+
+
+def batches(model: Model, images: Tensor, batch_size: int | None, num_kept: int = 1) -> Iterator[Tensor]:
+    """Yield images on the model's device, a few at a time.
+
+    batch_size: left open, as many as leave `num_kept` layers' attention within ATTENTION_BYTES, but one at least.
+    """
+    config = model.config
+    assert isinstance(config, ViTConfig | CompactConfig)
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(
+            f"images are {kind}; expected a float tensor, prepared as the model's preprocessing says"
+        )
+    if len(images) == 0:
+        raise InputError("no images to inspect: give one at least")
+    if batch_size is None:
+        layer_bytes = 4 * config.heads * config.num_tokens**2
+        batch_size = max(1, min(MOST_IMAGES, ATTENTION_BYTES // (num_kept * layer_bytes)))
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    like = next(model.parameters())
+    for batch in images.split(batch_size):
+        yield batch.to(like.device, like.dtype)
+
+
+@contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """Switch dropout off, and leave every module in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,114 @@
+"""Where attention goes: how far by head and layer, each head's map, and the weights of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.inspection.asking import (
+    Inspected,
+    TransformerConfig,
+    ask,
+    cell_size,
+    reads_class_token,
+    transformer,
+    undefined,
+)
+from vitkit.models.record import Record
+
+Cell = float | tuple[float, float]
+"Height and width of a patch in pixels; one number means a square."
+
+
+def attention_distance(model: Inspected, images: Tensor, *, batch_size: int | None = None) -> np.ndarray:
+    """Return the mean distance in pixels over which each head attends: (layers, heads).
+
+    The distance between two patches' places, weighted by attention, averaged over queries and images. Class and
+    register tokens have no place: their rows and columns are dropped, and the rows that stay sum to one again.
+    Each layer is reduced as it passes, so that one layer's attention of a few images is all that is held.
+    """
+    module, config = transformer(model, "attention distance")
+    like = next(module.parameters())
+    pixels = patch_distances(config.grid, cell_size(config)).to(like.device, torch.float32)
+
+    def reduce(kind: str, layer: int | None, attention: Tensor) -> Tensor:
+        patches = attention[:, :, config.num_prefix :, config.num_prefix :].float()
+        mass = patches.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)  # (batch, heads, queries)
+        return ((patches * pixels).sum(-1) / mass).mean(-1).sum(0)  # (heads,)
+
+    def take(record: Record) -> np.ndarray:
+        return torch.stack(list(record.attention.values())).cpu().double().numpy()
+
+    sums = ask(module, images, Record("attention", reduce=reduce), take, batch_size)
+    return np.sum(sums, axis=0) / len(images)
+
+
+def uniform_distance(grid: tuple[int, int], patch: Cell) -> float:
+    """Return the distance in pixels of attention that is spread evenly over a grid of patches, its own included."""
+    return patch_distances(grid, patch).mean().item()
+
+
+def attention_maps(
+    model: Inspected, images: Tensor, layers: Sequence[int] | None = None, *, batch_size: int | None = None
+) -> np.ndarray:
+    """Return what each head looks at in each layer: (images, layers, heads, rows, columns).
+
+    It is the class token's attention to the patches, or the mean of the patches' where the model reads no class
+    token. What goes to class and register tokens is left out, so a map may sum to less than one.
+    layers: which ones, counted from 0 or from the end; left open, all.
+    """
+    module, config = transformer(model, "a map of attention")
+    chosen = range(config.depth) if layers is None else layers
+
+    def reduce(kind: str, layer: int | None, attention: Tensor) -> Tensor:
+        # A copy: a view of the row would hold the whole layer's attention.
+        return read_patches(config, attention).float().clone()
+
+    def take(record: Record) -> np.ndarray:
+        rows = torch.stack([record.attention[layer % config.depth] for layer in chosen], dim=1)
+        return rows.unflatten(-1, config.grid).cpu().numpy()
+
+    record = Record("attention", layers=chosen, reduce=reduce)
+    return np.concatenate(ask(module, images, record, take, batch_size))
+
+
+def pooling_map(model: Inspected, images: Tensor, *, batch_size: int | None = None) -> np.ndarray:
+    """Return the weights with which SeqPool or a MAP head (mean over its heads) reads patches: (images, rows, columns)."""
+    module, config = transformer(model, "a map of pooling weights")
+    if config.pool not in ("map", "seqpool"):
+        reasons = {
+            "token": "its head reads the class token alone",
+            "mean": "it gives every patch the same weight",
+            "none": "it has no pool",
+        }
+        raise undefined("a map of pooling weights", reasons[config.pool])
+
+    def take(record: Record) -> np.ndarray:
+        return record.pooling.float().mean(1).unflatten(-1, config.grid).cpu().numpy()
+
+    return np.concatenate(ask(module, images, Record("pooling"), take, batch_size))
+
+
+def patch_distances(grid: tuple[int, int], patch: Cell) -> Tensor:
+    """Return the distances in pixels between patches of a grid, in raster order: float64 (patches, patches)."""
+    height, width = patch if isinstance(patch, tuple) else (patch, patch)
+    rows = torch.arange(grid[0], dtype=torch.float64) * height
+    columns = torch.arange(grid[1], dtype=torch.float64) * width
+    places = torch.cartesian_prod(rows, columns)  # (patches, 2)
+    return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def read_patches(config: TransformerConfig, matrix: Tensor, pooling: Tensor | None = None) -> Tensor:
+    """Return the row of a (..., tokens, tokens) matrix that stands for the image, its patches alone: (..., patches).
+
+    pooling: weights of the patches' rows (..., patches); left open, those of a model that reads no class token count
+    alike.
+    """
+    to_patches = matrix[..., config.num_prefix :]
+    if reads_class_token(config):
+        return to_patches[..., 0, :]
+    rows = to_patches[..., config.num_prefix :, :]
+    return rows.mean(-2) if pooling is None else (pooling[..., None, :] @ rows).squeeze(-2)

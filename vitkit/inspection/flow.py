@@ -1,0 +1,171 @@
+"""How patches flow through all layers to what the head reads: attention rollout, plain and for one class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.errors import InputError, did_you_mean
+from vitkit.inspection.asking import (
+    Inspected,
+    TransformerConfig,
+    ask,
+    batches,
+    evaluating,
+    transformer,
+    undefined,
+)
+from vitkit.inspection.attention import read_patches
+from vitkit.models.record import Record
+
+Fuse = Literal["mean", "max", "min"]
+
+
+def rollout(
+    model: Inspected,
+    images: Tensor,
+    fuse: Fuse = "mean",
+    residual: float = 0.5,
+    discard: float = 0.0,
+    *,
+    batch_size: int | None = None,
+) -> np.ndarray:
+    """Return how much each patch flows into what the head reads: (images, rows, columns).
+
+    A layer's heads are fused, its smallest entries discarded, the identity is mixed in for the residual, and rows are
+    made to sum to one; the product of all layers is the rollout (Abnar and Zuidema). Its class row is the map. Where
+    the head reads no class token, the map is the mean of the patches' rows, weighted by the pooling weights of SeqPool
+    or a MAP head (mean over its heads) if there are such. Layers are multiplied as they pass, so that one layer's
+    attention of a few images is all that is held.
+
+    fuse: mean, max or min over heads. residual: weight of the identity. discard: share of a fused matrix's entries
+    that are set to zero, the smallest first, of each image by itself; the diagonal stays.
+    """
+    module, config = transformer(model, "attention rollout")
+    if fuse not in get_args(Fuse):
+        raise InputError(
+            f"unknown fuse {fuse!r}; expected mean, max or min{did_you_mean(fuse, get_args(Fuse))}"
+        )
+    flow = Flow(residual, discard)
+
+    def reduce(kind: str, layer: int | None, tensor: Tensor) -> Tensor | None:
+        if kind == "pooling":
+            return tensor.float().mean(1)  # (batch, patches)
+        flow.add(fuse_heads(tensor.float(), fuse), is_first=layer == 0)
+        return None
+
+    record = Record("attention", "pooling", reduce=reduce)
+    maps = ask(module, images, record, lambda record: _map(config, flow.product, record.pooling), batch_size)
+    return np.concatenate(maps)
+
+
+def gradient_rollout(
+    model: Inspected,
+    images: Tensor,
+    classes: int | Sequence[int] | np.ndarray | Tensor,
+    residual: float = 0.5,
+    discard: float = 0.0,
+    *,
+    batch_size: int | None = None,
+) -> np.ndarray:
+    """Return how much each patch flows into the logit of a class: (images, rows, columns).
+
+    The rollout of attention times the gradient of that logit, its mean over heads, with negatives set to zero; all else
+    is as in `rollout`. A backward pass needs the attention of all layers, so memory grows with depth: about 4 GiB for
+    one image of L/16 at 512 pixels.
+
+    classes: one for all images, or one for each.
+    """
+    module, config = transformer(model, "gradient rollout")
+    if config.pool == "none":
+        raise undefined(
+            "gradient rollout", "it has no pool and gives logits for each token, not for the image"
+        )
+    if not config.num_classes:
+        raise undefined("gradient rollout", "it has no classification head")
+    numbers = _class_numbers(classes, len(images), config.num_classes)
+    flow, maps, done = Flow(residual, discard), [], 0
+    with evaluating(module), torch.enable_grad():
+        for batch in batches(module, images, batch_size, num_kept=2 * config.depth):
+            # The images ask for the gradient, so that weights needn't: a frozen model has one too.
+            record = Record("attention", "pooling")
+            logits = module(batch.detach().clone().requires_grad_(), record)
+            chosen = numbers[done : done + len(batch), None].to(logits.device)
+            gradients = torch.autograd.grad(logits.gather(1, chosen).sum(), list(record.attention.values()))
+            for layer, gradient in enumerate(gradients):
+                weighted = (record.attention[layer].detach() * gradient).float()
+                flow.add(weighted.mean(1).clamp(min=0), is_first=layer == 0)
+            pooling = None if record.pooling is None else record.pooling.detach().float().mean(1)
+            maps.append(_map(config, flow.product, pooling))
+            done += len(batch)
+    return np.concatenate(maps)
+
+
+class Flow:
+    """The product of the layers so far, the last one on the left: (batch, tokens, tokens)."""
+
+    product: Tensor
+
+    def __init__(self, residual: float, discard: float) -> None:
+        for name, share in (("residual", residual), ("discard", discard)):
+            if not 0 <= share < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, not {share}")
+        self.residual = residual
+        self.discard = discard
+
+    def add(self, fused: Tensor, is_first: bool) -> None:
+        """Take the next layer's attention, one matrix an image; the first layer starts anew."""
+        layer = mix_residual(discard_smallest(fused, self.discard), self.residual)
+        self.product = layer if is_first else layer @ self.product
+
+
+def fuse_heads(attention: Tensor, fuse: Fuse) -> Tensor:
+    """Return one matrix of (batch, heads, tokens, tokens)."""
+    match fuse:
+        case "mean":
+            return attention.mean(1)
+        case "max":
+            return attention.amax(1)
+        case "min":
+            return attention.amin(1)
+
+
+def discard_smallest(fused: Tensor, share: float) -> Tensor:
+    """Set a share of each (tokens, tokens) matrix's entries off the diagonal to zero, the smallest first."""
+    tokens = fused.shape[-1]
+    count = int(share * tokens * (tokens - 1))
+    if not count:
+        return fused
+    diagonal = torch.eye(tokens, dtype=torch.bool, device=fused.device)
+    order = fused.masked_fill(diagonal, torch.inf).flatten(1).argsort(stable=True)
+    return fused.flatten(1).scatter(1, order[:, :count], 0.0).view_as(fused)
+
+
+def mix_residual(fused: Tensor, residual: float) -> Tensor:
+    """Return residual * identity + (1 - residual) * fused, with rows that sum to one."""
+    identity = torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
+    mixed = residual * identity + (1 - residual) * fused
+    return mixed / mixed.sum(-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny)
+
+
+def _map(config: TransformerConfig, product: Tensor, pooling: Tensor | None) -> np.ndarray:
+    return read_patches(config, product, pooling).unflatten(-1, config.grid).cpu().numpy()
+
+
+def _class_numbers(
+    classes: int | Sequence[int] | np.ndarray | Tensor, num_images: int, num_classes: int
+) -> Tensor:
+    numbers = torch.as_tensor(classes).cpu()
+    if numbers.is_floating_point() or numbers.shape not in ((), (num_images,)):
+        raise InputError(
+            f"classes have shape {tuple(numbers.shape)} and type {numbers.dtype}; expected one whole number, "
+            f"or one for each of the {num_images} images"
+        )
+    wrong = numbers[(numbers < 0) | (numbers >= num_classes)]
+    if wrong.numel():
+        raise InputError(f"no class {wrong.flatten()[0].item()}: the model has {num_classes}, counted from 0")
+    return numbers.long().expand(num_images)
