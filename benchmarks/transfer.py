@@ -106,16 +106,17 @@ def main() -> None:
     for data in arguments.data:
         for part in arguments.parts:
             key = f"{Path(data).name}/{part}"
-            if known.get(key, {"status": "stopped"}).get("status") != "stopped":
+            before = known.get(key, {"status": "stopped"})
+            if before.get("status") != "stopped" and before["settings"] == settings(arguments):
                 continue
             began = time.perf_counter()
             result = makers[part](data)
-            known[key] = {**result, "wall_seconds": time.perf_counter() - began}
+            seconds = time.perf_counter() - began
+            known[key] = {**result, "wall_seconds": seconds, "settings": settings(arguments)}
             known["environment"] = {
                 "device": torch.cuda.get_device_name() if arguments.device == "cuda" else arguments.device,
                 "torch": torch.__version__,
                 "date": datetime.date.today().isoformat(),
-                "settings": settings(arguments),
             }
             arguments.out.write_text(json.dumps(known, indent=1) + "\n")
             print(

@@ -38,7 +38,7 @@ LAYERS: dict[str, set[str]] = {
         *("world", "objectives", "evaluate"),
     },
     "inspection": {"models", "predictor"},
-    "report": set(),
+    "report": {"config", "models", "cost", "weights", "data", "predictor", "inspection"},
     "quickstart": {"train"},
     "transfer": {
         *("config", "models", "cost", "weights", "data", "predictor"),

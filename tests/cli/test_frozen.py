@@ -90,7 +90,7 @@ def test_knn(vit: Callable[..., Any]) -> None:
         ),
         (["fewshot", "mu/16", "digits", "--l2", "nan"], "l2 is nan"),
         (["fewshot", "mu/16", "digits", "--l2", "inf"], "l2 is inf"),
-        (["fewshot", "mu/16", "digits:test"], "holds the images that would be measured"),
+        (["fewshot", "mu/16", "digits:test"], "holds 382 of the images that would be measured"),
         (["fewshot", "muu/16", "digits"], "unknown model 'muu/16'"),
         (["probe", "mu/16", "digits", "--l2", "-1"], "l2 is -1.0; expected a number above 0"),
         (["probe", "mu/16", "digts"], "unknown data source 'digts'"),

@@ -26,6 +26,7 @@ def finetune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return {"status": "done", "run": options["run"], "accuracy": 0.5, "std": 0.01, "seconds": 1.0}
 
     monkeypatch.setattr("vitkit.transfer.finetune.finetune", run)
+    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e11)
     monkeypatch.chdir(tmp_path)
     for name in ("dtd", "eurosat"):
         task = TASKS[name]
@@ -40,18 +41,18 @@ def finetune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 def test_the_table_has_tasks_groups_and_the_papers_rows(vit: Vit) -> None:
     answer = vit("vtab", "Ti/16", "vtab", "--run", "mine")
     assert answer.status == 0, answer.err
-    assert "vtab: 2 of 19 tasks are there: DTD, EuroSAT" in answer.err
-    assert "Sun397: absent: vtab/sun397 is not in vtab: expected vtab/sun397/" in answer.err
+    assert "vtab: 2 of 19 tasks are there: dtd, eurosat" in answer.err
+    assert "sun397: absent: vtab/sun397 is not in vtab: expected vtab/sun397/" in answer.err
     assert "Ti/16 on vtab, vit: 2,500 steps of 512 images, learning rate 0.01, 384 px" in answer.out
     for row in (
         r"task +group +accuracy +ViT-H/14 \(JFT\) +ViT-L/16 \(JFT\) +ViT-L/16 \(I21k\)",
-        r"DTD +Natural +50.0 ± 1.0 +75.2 +74.3 +74.1",
-        r"EuroSAT +Specialized +50.0 ± 1.0 +96.7 +96.5 +95.6 +not the official images",
+        r"dtd +Natural +50.0 ± 1.0 +75.2 +74.3 +74.1",
+        r"eurosat +Specialized +50.0 ± 1.0 +96.7 +96.5 +95.6 +not the official images",
         r"Natural +50.0 +75.2 +74.3 +74.1 +1 of 7 tasks",
         r"mean of 2 tasks, not the official images +50.0 +8[56]",
     ):
         assert re.search(row, answer.out), row
-    assert "Absent: Caltech101, CIFAR-100, " in answer.out
+    assert "Absent: caltech101, cifar100, " in answer.out
     assert "figure: runs/mine/vtab.png" in answer.err
 
 
@@ -66,8 +67,8 @@ def test_a_failing_task_is_exit_1(vit: Vit, finetune: list[str]) -> None:
     finetune.append("eurosat")
     answer = vit("vtab", "Ti/16", "vtab", "--run", "mine")
     assert answer.status == 1
-    assert "EuroSAT failed: RuntimeError: no luck" in answer.err
-    assert re.search(r"EuroSAT +Specialized +96.7 +96.5 +95.6 +failed", answer.out)
+    assert "eurosat failed: RuntimeError: no luck" in answer.err
+    assert re.search(r"eurosat +Specialized +96.7 +96.5 +95.6 +failed", answer.out)
 
 
 def test_bad_input_is_exit_2(vit: Vit) -> None:
@@ -78,8 +79,19 @@ def test_bad_input_is_exit_2(vit: Vit) -> None:
     )
 
 
+def test_a_folder_of_other_things_is_one_line(vit: Vit, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    answer = vit("vtab", "Ti/16", "./photos")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == (
+        "error: ./photos holds no task of VTAB; expected folders such as dtd/ with train800val200.txt and test.txt, "
+        "or raw data as torchvision lays it out\n"
+    )
+
+
 def test_practice_has_no_paper_beside_it(vit: Vit) -> None:
     answer = vit("vtab", "Ti/16", "shapes", "--protocol", "light", "--run", "mine")
     assert answer.status == 0, answer.err
     assert "ViT-H/14" not in answer.out and "not the official images" not in answer.out
     assert "practice on shapes, mean of 6 tasks" in answer.out
+    assert "1 of 1 task " in answer.out and "1 of 1 tasks" not in answer.out

@@ -337,12 +337,14 @@ def folders(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("data", "evaluate", "message"),
     [
-        ("digits:test", None, "digits:test holds the images that would be measured (digits:test)"),
-        ("digits:all", None, "digits:all holds the images that would be measured (digits:test)"),
+        ("digits:test", None, "digits:test holds 382 of the images that would be measured (digits:test)"),
+        ("digits", "digits:training", "digits:train holds 1,157 of the images that would be measured"),
+        ("digits:all", "digits:test", "digits:all holds 382 of the images that would be measured"),
+        ("digits:all", None, "digits:all holds 382 of the images that would be measured (digits:test)"),
         ("digits:train[:3]", None, "no image of 7 classes that digits:test measures, such as '3'"),
         ("{}/train:all", "{}/more:all", "has class 'd', which is none of the 3 expected"),
         ("{}/several.csv:train", "{}/several.csv:test", "has several labels an image"),
-        ("digits:train[:1]", "digits:train[:1]", "images of one class alone"),
+        ("digits:train[:1]", "digits:train[10:11]", "images of one class alone"),
         ("digits", "digts", "unknown data source 'digts'; did you mean 'digits'"),
     ],
 )

@@ -108,7 +108,7 @@ def test_other_models_are_refused(name: str, message: str) -> None:
 def test_patch_dropout_is_refused() -> None:
     model = create_model("Ti/16", num_classes=0, patch_dropout=0.5)
     with pytest.raises(
-        InputError, match="objective mae leaves out patches by itself: set model.patch_dropout=0"
+        InputError, match="objective mae chooses patches by itself: set model.patch_dropout=0"
     ):
         build_objective(ObjectiveConfig("mae"), model, Preprocessing(), False)
 
@@ -120,5 +120,31 @@ def test_settings_are_checked() -> None:
         ObjectiveConfig(mask_share=0.5)
     with pytest.raises(InputError, match="loss has no meaning for objective 'mae': leave it out"):
         ObjectiveConfig("mae", loss="sigmoid")
-    with pytest.raises(InputError, match="mask_share 0.01 masks 0 of 16 patches"):
+    with pytest.raises(InputError, match="mask_share 0.01 takes 0 of 16 patches"):
         objective(mask_share=0.01)
+
+
+@pytest.mark.parametrize("patch_norm", [False, True])
+def test_pictures(patch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input, grey where masked, and what is painted there: the input again, where the decoder is never wrong."""
+    built = objective(patch_norm=patch_norm).eval()
+    images, draw = pixels(), Draw(3, 0, np.arange(4))
+    order = built.prepare({"image": images}, draw)["order"]
+    with torch.no_grad():
+        found = built.pictures({"image": images}, draw)
+        assert not torch.equal(found[:, 2], images)
+        monkeypatch.setattr(built, "paint", lambda given, order: built.targets(given)[0])
+        assert torch.equal(built.pictures({"image": images}, draw)[:, 2], images)
+    assert found.dtype == torch.uint8 and torch.equal(found[:, 0], images)
+    left, after, before = (cut_patches(found[:, column], 4) for column in (1, 2, 0))
+    for row in range(4):
+        masked, seen = order[row, :12], order[row, 12:]
+        assert (left[row, masked] == 128).all()
+        assert torch.equal(left[row, seen], before[row, seen])
+        assert torch.equal(after[row, seen], before[row, seen])
+
+
+def test_positions_beyond_the_stem_are_refused() -> None:
+    model = create_model("Ti/16", num_classes=0, positions="relative")
+    with pytest.raises(InputError, match="objective mae needs positions that are added at the stem"):
+        build_objective(ObjectiveConfig("mae"), model, Preprocessing(), False)

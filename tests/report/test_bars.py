@@ -30,3 +30,23 @@ def test_a_higher_accuracy_is_more_colour() -> None:
         return int((picture.max(-1) - picture.min(-1) > 60).sum())
 
     assert colour(0.9) > 1.5 * colour(0.4) > 0
+
+
+@pytest.mark.parametrize("count", [1, 6, 19])
+def test_a_long_title_is_whole(count: int) -> None:
+    tasks = [Bar("a", "A", 0.5) for _ in range(count)]
+    title = (
+        "mean of 2 tasks: some/where/Ti16@vit_tiny_patch16_224.augreg_in21k.safetensors, light: WIDE WORDS "
+        * 2
+    )
+    picture = pixels(title, [Bar("All", "", 0.5)], tasks)
+    assert (picture[:60, -6:] == 255).all()
+    assert (picture[:60, :-6] < 255).any()
+
+
+def test_a_deviation_is_drawn() -> None:
+    def dark(std: float | None) -> int:
+        picture = pixels("t", [Bar("All", "", 0.5, std)], [Bar("a", "A", 0.5, std)])
+        return int((picture.max(-1) < 60).sum())
+
+    assert dark(None) < dark(0.0) < dark(0.1)

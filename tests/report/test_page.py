@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from vitkit.report.page import Html, element, facts, fold, join, page, section, table
+import base64
+import io
+
+from PIL import Image
+
+from vitkit.report.page import Html, element, facts, figure, fold, join, page, section, table
 
 EVIL = "<script>alert('\"&')</script>"
 SAFE = "&lt;script&gt;alert(&#x27;&quot;&amp;&#x27;)&lt;/script&gt;"
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+PNG = png()
 
 
 def test_text_is_escaped_once_everywhere() -> None:
@@ -15,11 +29,21 @@ def test_text_is_escaped_once_everywhere() -> None:
         fold(EVIL, EVIL),
         facts([(EVIL, EVIL)]),
         table([EVIL], [[EVIL]]),
+        figure(PNG, EVIL, EVIL, kind="wide"),
     ]
     whole = page(EVIL, *parts, EVIL, about=EVIL, foot=EVIL)
     assert "<script" not in whole
-    assert whole.count(SAFE) == 15
+    assert whole.count(SAFE) == 17
     assert "&amp;lt;" not in whole
+
+
+def test_a_picture_is_part_of_the_page() -> None:
+    shown = figure(PNG, "a cat", "A cat.", kind="sheet")
+    content = base64.b64encode(PNG).decode()
+    assert shown == (
+        f'<figure class="sheet"><img src="data:image/png;base64,{content}" width="3" height="2" alt="a cat">'
+        "<figcaption>A cat.</figcaption></figure>"
+    )
 
 
 def test_html_stays() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -18,54 +17,10 @@ from vitkit.report.runs import differences, report
 
 FOLDERS = run_path(str(Path(__file__).parent / "run_folders.py"))
 write_run = FOLDERS["write_run"]
+read = run_path(str(Path(__file__).parent / "pages.py"))["read"]
 
-VOID = {"meta", "link"}
 # One panel, for tests that look at something else: a panel takes a tenth of a second.
 FEW: list[dict[str, Any]] = [{"step": 200, "loss": 1.0}, {"step": 400, "loss": 0.5, "seconds": 100.0}]
-
-
-class Reader(HTMLParser):
-    """Checks that tags nest, and collects texts and attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: set[str] = set()
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.text += data
-
-
-def read(path: str) -> Reader:
-    """Parse a page; fail where it refers to anything outside it."""
-    text = Path(path).read_text(encoding="utf-8")
-    reader = Reader()
-    reader.feed(text)
-    reader.close()
-    assert reader.open == []
-    assert not reader.seen & {"script", "iframe", "object", "embed", "img", "image"}
-    for name, value in reader.attributes:
-        assert not name.startswith("on")
-        if name in ("src", "href", "xlink:href", "action"):
-            assert value is not None and value.startswith(("#", "data:")), (name, value)
-    assert not re.search(r"url\((?!#)|@import|https?:", text)
-    return reader
 
 
 def colours(path: str) -> int:

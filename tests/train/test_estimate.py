@@ -20,6 +20,8 @@ from vitkit.train.estimate import estimate
 SUPERVISED = ObjectiveConfig()
 # The decoder is far smaller than the encoder, or far larger.
 MAE = ObjectiveConfig("mae", decoder_width=32, decoder_depth=1)
+PATCHES = ObjectiveConfig("masked_patches")
+PATCHES_LARGE = ObjectiveConfig("masked_patches", corrupt_share=0.3, target="colors_4x4")
 MAE_LARGE = ObjectiveConfig("mae", mask_share=0.4, decoder_width=128, decoder_depth=6)
 
 
@@ -42,7 +44,11 @@ def counted_flops(objective: Objective, backward: bool) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("config", [SUPERVISED, MAE, MAE_LARGE], ids=["supervised", "mae", "mae-large"])
+@pytest.mark.parametrize(
+    "config",
+    [SUPERVISED, MAE, MAE_LARGE, PATCHES, PATCHES_LARGE],
+    ids=["supervised", "mae", "mae-large", "patches", "patches-large"],
+)
 @pytest.mark.parametrize("settings", [{}, {"pool": "map"}, {"registers": 3, "pool": "mean"}], ids=str)
 def test_the_cost_is_that_of_a_step(config: ObjectiveConfig, settings: dict[str, Any]) -> None:
     objective = make(config, **settings)

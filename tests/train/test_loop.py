@@ -167,6 +167,7 @@ ELSEWHERE = {
         ),
         "test_masked_autoencoding_trains_resumes_and_is_a_start",
     ),
+    **dict.fromkeys(("objective.corrupt_share", "objective.target"), "test_unlabelled"),
     **dict.fromkeys(
         ("frozen.evaluators", "frozen.data", "frozen.shots", "frozen.neighbours", "frozen.every"),
         "test_frozen_features_are_measured_as_it_trains",
@@ -337,8 +338,6 @@ def test_masked_autoencoding_trains_resumes_and_is_a_start(tmp_path: Path) -> No
         TINY["run_tiny"](tmp_path / change, *mae, f"objective.{change}")
         losses.add(TINY["lines"](tmp_path / change)[-1]["loss"])
     assert len(losses) == 5
-    with pytest.raises(InputError, match="trains no head that could be measured: set data.evaluate=null"):
-        TINY["run_tiny"](tmp_path / "measured", *MAE)
     TINY["run_tiny"](tmp_path / "next", f"model.name={tmp_path / 'run'}")
     assert vitkit.load(tmp_path / "next").class_names == tuple("0123456789")
 

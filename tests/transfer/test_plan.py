@@ -88,8 +88,8 @@ def test_the_papers_protocol(model: str) -> None:
     assert (config.data.train, config.data.evaluate) == ("digits:train", "digits:test")
     assert (config.select, config.average, config.model["dropout"]) == ("last", None, 0.0)
     assert plan.notes[-1] == (
-        "protocol paper: 500 steps, warm-up 100, batch 512, learning rate 0.01, 8 px; "
-        "steps, warm-up and size by BiT-HyperRule for 1,157 images"
+        "protocol paper, BiT-HyperRule for 1,157 images: 500 steps, warm-up 100, batch 512, learning rate 0.01, 8 px; "
+        "changed: image_size=8"
     )
 
 
@@ -139,7 +139,21 @@ def folder_of_photos(root: Path, **classes: int) -> str:
         (["data.train=digits"], "data.train is the argument DATA of finetune: leave it out here"),
         (["optimiser.name=sgd"], "unknown setting 'optimiser.name'; did you mean 'optimizer'?"),
         (["protocl=paper"], "unknown setting 'protocl'; did you mean 'protocol'?"),
-        (["data.evaluate=digits:train"], "digits would be learned from and reported on: name another split"),
+        (
+            ["data.evaluate=digits:train"],
+            "1,157 images of digits:train would be learned from and reported on",
+        ),
+        (["data.evaluate=digits:training"], "1,157 images of digits:training would be learned from"),
+        (["data.evaluate=digits:all"], "1,157 images of digits:all would be learned from"),
+        (["data=foo"], "data is a section: change its settings one by one, as in data.workers=4"),
+        (["model={name: Ti/16}"], "model is a section: change its settings one by one"),
+        (["protocol=paper", "select=best"], "select=best has no images to choose by but those that are"),
+        (["protocol=paper", "duration=4", "schedule.warmup=5"], "warmup and cooldown take 5 and 0 steps"),
+        (["image_size=9"], "image_size 9 is no multiple of the model's patch; 8 is"),
+        (
+            ["protocol=quick", "data.bad_images=skip"],
+            "a head is fitted on every image, so that data.bad_images",
+        ),
     ],
 )
 def test_bad_changes_are_refused(model: str, changes: list[str], message: str) -> None:
@@ -150,7 +164,7 @@ def test_bad_changes_are_refused(model: str, changes: list[str], message: str) -
 
 def test_classes_that_train_lacks_are_told_before_anything_is_computed(model: str) -> None:
     few = make_plan(model, "digits:train[:4]", ["protocol=paper", "image_size=8"], "cpu")
-    [warning] = [note for note in few.notes if note.startswith("warning")]
+    [warning] = [note for note in few.notes if note.startswith("warning") and "no image to learn" in note]
     missing = sorted(set(map(str, range(10))) - set(map(str, vitkit.open_data("digits:train[:4]").labels)))
     assert warning == (
         f"warning: {', '.join(missing[:5])} and {len(missing) - 5} more in digits:test have no image to learn from, "
@@ -162,4 +176,63 @@ def test_a_test_set_with_unknown_classes_is_refused(model: str, tmp_path: Path) 
     folder_of_photos(tmp_path / "train", cat=3, dog=3)
     folder_of_photos(tmp_path / "test", cat=2, eel=2)
     with pytest.raises(InputError, match="eel"):
+        make_plan(model, str(tmp_path), ["protocol=quick"], "cpu")
+
+
+@pytest.mark.parametrize("data", ["digits:test[:50%]", "digits:all", "digits:test[5shot]", "digits:training"])
+def test_images_are_never_learned_from_and_reported_on(model: str, data: str) -> None:
+    evaluate = [] if "training" not in data else ["data.evaluate=digits:train[:10]"]
+    with pytest.raises(InputError, match="would be learned from and reported on"):
+        make_plan(model, data, evaluate, "cpu")
+
+
+@pytest.mark.parametrize("other", ["digits:validation", "digits:dev", "digits:val[:50]"])
+def test_what_is_reported_on_is_not_chosen_by(model: str, other: str) -> None:
+    plan = make_plan(model, "digits", ["protocol=quick", f"data.evaluate={other}"], "cpu")
+    assert plan.whole == Part("digits:train[:90%,seed=0]", "digits:train[90%:,seed=0]")
+
+
+def test_without_images_to_choose_by_the_last_weights_are_kept(model: str) -> None:
+    plan = make_plan(
+        model, "digits:train[5shot]", ["protocol=quick", "duration=3", "data.evaluate=digits:val"], "cpu"
+    )
+    assert plan.whole.dev is None
+    assert plan.config(plan.whole).select == "last"
+
+
+def test_changes_that_make_another_protocol_are_named(model: str) -> None:
+    changes = [
+        "protocol=paper",
+        "image_size=8",
+        "optimizer.name=adamw",
+        "optimizer.momentum=0.9",
+        "duration=50",
+    ]
+    plan = make_plan(model, "digits", [*changes, "data.workers=0", "seed=2"], "cpu")
+    assert plan.departures == (
+        "image_size=8",
+        "optimizer.name=adamw",
+        "optimizer.momentum=0.9",
+        "duration=50",
+    )
+    assert plan.config(plan.whole).schedule.warmup == "20%"  # as 100 of 500 steps
+
+
+def test_another_normalisation_than_the_weights_is_told(model: str) -> None:
+    stored = make_plan(model, "digits", ["protocol=paper", "preprocessing.mean=[0.5,0.5,0.5]"], "cpu")
+    other = make_plan(model, "digits", ["protocol=paper", "preprocessing.mean=[0.1,0.2,0.1]"], "cpu")
+    line = "warning: preprocessing.mean is 0.1, 0.2; the weights were trained with 0.5"
+    assert line in other.notes and line not in stored.notes
+
+
+def test_data_without_a_split_to_report_on_says_what_to_name(model: str, tmp_path: Path) -> None:
+    folder_of_photos(tmp_path / "train", cat=3, dog=3)
+    with pytest.raises(InputError, match=r"name them with data.evaluate=DATA$"):
+        make_plan(model, str(tmp_path), ["protocol=quick"], "cpu")
+
+
+def test_one_class_is_refused(model: str, tmp_path: Path) -> None:
+    folder_of_photos(tmp_path / "train", cat=3)
+    folder_of_photos(tmp_path / "test", cat=3)
+    with pytest.raises(InputError, match="images of one class alone"):
         make_plan(model, str(tmp_path), ["protocol=quick"], "cpu")

@@ -8,20 +8,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vitkit.config import from_dict, merge
+from vitkit.cost import cost_of
 from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
+from vitkit.evaluate.features import frozen_features
+from vitkit.evaluate.fewshot import FewShot
 from vitkit.models.configs import Preprocessing
 from vitkit.models.names import model_config
+from vitkit.predictor import load
 from vitkit.train.config import TrainConfig
 from vitkit.train.schedules import build_schedule
 from vitkit.transfer.config import part_changes
-from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, in_words
+from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, in_words, operations_of
 from vitkit.transfer.vtab.run import RESULTS, vtab
 from vitkit.transfer.vtab.tasks import PRACTICE, PUBLISHED, Exercise, Missing, find_exercise, group_means
 
+BOTH = ("train800val200", "test")
 GROUP_OF = {name: task.group for name, task in TASKS.items()}
 
 
@@ -45,19 +51,20 @@ class FakeFinetune:
         self.accuracy = accuracy
         self.calls: list[dict[str, Any]] = []
         self.stop_at: str | None = None
+        self.step = 0.0
 
     def __call__(self, model: str, data: str, changes: Sequence[str], **options: Any) -> dict[str, Any]:
         self.calls.append({"model": model, "data": data, "changes": list(changes), **options})
         if self.stop_at and self.stop_at in data:
             return {"status": "stopped", "run": options["run"]}
         accuracy = self.accuracy if isinstance(self.accuracy, float) else self.accuracy(data, changes)
-        values = [accuracy] * options["seeds"]
+        values = [accuracy + self.step * seed for seed in range(options["seeds"])]
         return {
             "status": "done",
             "run": options["run"],
             "model": f"{options['run']}/model",
             "protocol": "paper",
-            "accuracy": accuracy,
+            "accuracy": statistics.mean(values),
             "std": statistics.stdev(values) if len(values) > 1 else None,
             "values": values,
             "learning_rate": 0.01,
@@ -67,6 +74,7 @@ class FakeFinetune:
 
 @pytest.fixture(autouse=True)
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e11)
     monkeypatch.chdir(tmp_path)
 
 
@@ -176,6 +184,7 @@ def test_the_light_script() -> None:
 def test_a_shortened_protocol_says_so() -> None:
     assert in_words("vit", None) == "vit: 2,500 steps of 512 images, learning rate 0.01, 384 px"
     assert "20 steps (the protocol's are 2,500)" in in_words("vit", 20)
+    assert in_words("light", 1).startswith("light: 1 step (the protocol's are 1,000) of 64 images")
     assert "small images 128 px" in in_words("bit", None)
     assert list(PROTOCOLS) == ["vit", "bit", "light"]
 
@@ -184,9 +193,9 @@ def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
     finetune, listener = FakeFinetune(0.25), Notes()
     (partial / "svhn").mkdir()
     document = vtab("Ti/16", str(partial), run="mine", listener=listener, finetune=finetune)
-    assert listener.lines[0] == f"{partial}: 3 of 19 tasks are there: DTD, Pets, KITTI-Dist"
+    assert listener.lines[0] == f"{partial}: 3 of 19 tasks are there: dtd, pets, kitti"
     assert (
-        f"CIFAR-100: absent: vtab/cifar100 is not in {partial}: expected {partial}/cifar/ with "
+        f"cifar100: absent: vtab/cifar100 is not in {partial}: expected {partial}/cifar/ with "
         "train800val200.txt and test.txt, or cifar-100-python/" in listener.lines
     )
     assert (
@@ -202,6 +211,8 @@ def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
     assert document["overall"] == {
         "name": "mean of 3 tasks, not the official images",
         "accuracy": 0.25,
+        "std": None,
+        "values": [0.25],
         "tasks": 3,
     }
     assert document["official_images"] is False
@@ -221,7 +232,9 @@ def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
 
 
 def test_all_tasks_together_are_vtab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("vitkit.transfer.vtab.run.find_exercise", lambda data, name: exercise_in(data, name))
+    monkeypatch.setattr(
+        "vitkit.transfer.vtab.tasks.find_exercise", lambda data, name: exercise_in(data, name)
+    )
     document = vtab("Ti/16", str(tmp_path), run="all", finetune=FakeFinetune(lambda data, _: paper(data)))
     assert document["overall"]["name"] == "VTAB-1k"
     assert document["mean"] == pytest.approx(0.7763, abs=5e-5)
@@ -249,7 +262,7 @@ def test_what_is_done_is_not_run_again(partial: Path) -> None:
     listener = Notes()
     document = vtab("Ti/16", str(partial), run="mine", listener=listener, finetune=finetune)
     assert [call["run"] for call in finetune.calls] == ["runs/mine/dtd", "runs/mine/pets", "runs/mine/kitti"]
-    assert "DTD (1 of 3): done already" in listener.lines
+    assert "dtd (1 of 3): done already" in listener.lines
     assert document["overall"]["tasks"] == 3
     vtab("Ti/16", str(partial), run="mine", force=True, finetune=finetune)
     assert len(finetune.calls) == 6
@@ -325,7 +338,88 @@ def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
     assert last["changes"][-2] == "optimizer.learning_rate=0.003" and last["seeds"] == 2
     entry = next(entry for entry in document["tasks"] if entry["task"] == "dtd")
     assert len(entry["tuning"]) == 4 and entry["std"] == 0
+    assert document["device_hours"] == pytest.approx(5 * 3 / 3600)  # four of the sweep and the last
     assert document["words"].endswith("mean of 2 seeds, learning rate chosen by val200")
+
+
+def test_all_the_time_is_told_before_anything_starts(partial: Path) -> None:
+    finetune, listener = FakeFinetune(), Notes()
+    vtab(
+        "Ti/16",
+        str(partial),
+        sweep="lr",
+        seeds=2,
+        run="mine",
+        device="cpu",
+        listener=listener,
+        finetune=finetune,
+    )
+    first = listener.lines.index("dtd (1 of 3)")
+    protocol, time, shorter = listener.lines[first - 4 : first - 1]
+    assert protocol.startswith("protocol vit: 2,500 steps of 512 images, learning rate 0.01, 384 px")
+    # Ti/16 at 384 px: 3 tasks of 6 runs; matrices at 1e11 operations a second, 40% of it.
+    macs = cost_of(model_config("Ti/16", image_size=384)).macs
+    tests = 2 * (TASKS["dtd"].sizes[2] + 20 + TASKS["kitti"].sizes[2]) + 3 * 4 * 200
+    days = 2 * macs * (3 * 18 * 2500 * 512 + tests) / 4e10 / 86400
+    assert (
+        time
+        == f"estimated time: {days:.1f} days in all on cpu: 3 tasks, each 2 seeds, and 4 learning rates tried"
+    )
+    assert shorter.startswith("shorter: --steps N (now 2,500), --protocol light or fewshot, --tasks A,B")
+    vtab(
+        "Ti/16",
+        str(partial),
+        sweep="lr",
+        seeds=2,
+        run="mine",
+        device="cpu",
+        listener=listener,
+        finetune=finetune,
+    )
+    assert sum("estimated time" in line for line in listener.lines) == 1  # nothing is left to do
+
+
+def test_features_cost_one_forward_pass() -> None:
+    task, model = exercise("dtd"), model_config("Ti/16")
+    how: dict[str, Any] = {"steps": None, "seeds": 1, "sweep": None}
+    assert operations_of("fewshot", task, model, **how) == 2 * cost_of(model).macs * 1001
+
+
+def test_deviations_of_means_are_those_of_the_seeds(partial: Path) -> None:
+    def accuracy(data: str, changes: Sequence[str]) -> float:
+        return 0.5 if "dtd" in data else 0.25
+
+    finetune = FakeFinetune(accuracy)
+    finetune.step = 0.1
+    document = vtab("Ti/16", str(partial), seeds=3, run="mine", finetune=finetune)
+    mean = (0.5 + 0.25 + 0.25) / 3
+    assert document["overall"]["values"] == pytest.approx([mean, mean + 0.1, mean + 0.2])
+    assert document["overall"]["std"] == pytest.approx(0.1)
+    assert [group["std"] for group in document["groups"]] == pytest.approx([0.1, 0.1])
+
+
+def test_changes_reach_every_task_and_are_told(partial: Path) -> None:
+    finetune = FakeFinetune()
+    changes = ["protocol=paper", "image_size=100", "batch_size=8"]
+    document = vtab("Ti/16", str(partial), steps=3, changes=changes, run="mine", finetune=finetune)
+    for call in finetune.calls:
+        assert "image_size=96" in call["changes"] and call["changes"][-2] == "batch_size=8"
+    pipelines = [change for change in finetune.calls[0]["changes"] if change.startswith("data.pipeline=")]
+    assert pipelines == ["data.pipeline=resize(112)|random_crop(96)|flip"]
+    assert document["words"].endswith("; changed: image_size=100, batch_size=8")
+    with pytest.raises(InputError, match=r'changes is \["image_size=100", "batch_size=8"\] there, null here'):
+        vtab("Ti/16", str(partial), steps=3, run="mine", finetune=finetune)
+    for change in ("protocol=quick", "minutes=3", "duration=5", "data.evaluate=x", "droput=1"):
+        with pytest.raises(InputError):
+            vtab("Ti/16", str(partial), changes=[change], run="other", finetune=finetune)
+    assert not Path("runs/other").exists()
+
+
+@pytest.mark.parametrize(("patch", "side"), [(14, 378), (20, 380), (16, 384), (100, 400)])
+def test_a_side_that_patches_do_not_fill_is_rounded(patch: int, side: int) -> None:
+    model = model_config("Ti/16", patch=patch, image_size=2 * patch)
+    changes = changes_of("vit", exercise("kitti"), model, None)
+    assert f"image_size={side}" in changes and f"data.pipeline=resize({side})|flip" in changes
 
 
 def test_shapes_practises_and_is_not_compared() -> None:
@@ -398,8 +492,10 @@ def test_bad_input_is_refused_before_anything_runs(
 
 def test_an_empty_folder_and_a_folder_of_other_things(partial: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"^\S+ holds no task of VTAB: vtab/caltech101 is not in "):
-        vtab("Ti/16", str(tmp_path / "empty"), finetune=FakeFinetune())
+    listener = Notes()
+    with pytest.raises(InputError, match=r"^\S+ holds no task of VTAB; expected folders such as dtd/ with "):
+        vtab("Ti/16", str(tmp_path / "empty"), listener=listener, finetune=FakeFinetune())
+    assert listener.lines == []
     (tmp_path / "runs" / "other").mkdir(parents=True)
     (tmp_path / "runs" / "other" / "a.txt").touch()
     with pytest.raises(InputError) as error:
@@ -438,20 +534,48 @@ def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.M
     model = tiny_model(tmp_path / "tiny")
     document = vtab(model, "shapes", protocol="fewshot", tasks="class,x", run="mine", device="cpu")
     assert document["status"] == "done" and document["overall"]["tasks"] == 2
-    for entry in document["tasks"]:
-        assert entry["accuracy"] is None or 0 < entry["accuracy"] <= 1
+    by_name = {entry["task"]: entry for entry in document["tasks"]}
+    assert [name for name, entry in by_name.items() if entry["status"] == "done"] == ["class", "x"]
+    assert all(by_name[name]["accuracy"] is None for name in ("count", "orientation"))
+    for name in ("class", "x"):
+        task = find_exercise("shapes", name)
+        assert isinstance(task, Exercise)
+        predictor = load(model, device="cpu")
+        train, test = (
+            frozen_features(predictor, task.splits[split], default="train", cache=False) for split in BOTH
+        )
+        answers = FewShot().fit(train.x, train.labels).predict(test.x)
+        assert by_name[name]["accuracy"] == pytest.approx(np.mean(answers == test.labels))
     assert json.loads((tmp_path / "runs" / "mine" / RESULTS).read_text()) == document
 
 
 def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vitkit.transfer.finetune")
-    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e11)
     monkeypatch.setattr("vitkit.transfer.vtab.tasks.SHAPES_TEST", 64)
-    model = tiny_model(tmp_path / "tiny")
-    document = vtab(model, "shapes", protocol="light", steps=2, tasks="count", run="mine", device="cpu")
+    model, listener = tiny_model(tmp_path / "tiny"), Notes()
+    options: dict[str, Any] = {
+        "protocol": "light",
+        "steps": 2,
+        "tasks": "count",
+        "run": "mine",
+        "device": "cpu",
+    }
+    document = vtab(model, "shapes", **options, seeds=2, listener=listener)
     assert document["status"] == "done", [entry["reason"] for entry in document["tasks"]]
     assert (tmp_path / "runs" / "mine" / "count").is_dir()
     done = [entry for entry in document["tasks"] if entry["status"] == "done"]
     assert [entry["task"] for entry in done] == ["count"]
-    again = vtab(model, "shapes", protocol="light", steps=2, tasks="count", run="mine", device="cpu")
+    # What finetune calls its protocol and its settings is not what these are called here.
+    said = "\n".join(listener.lines)
+    assert (
+        "protocol light: 2 steps (the protocol's are 1,000) of 64 images, learning rate 0.01, 224 px" in said
+    )
+    assert (
+        "shorter: --steps N (now 2), --protocol fewshot, --tasks A,B, a smaller model, a GPU"
+        in listener.lines
+    )
+    assert "HyperRule" not in said and "model.name" not in said and "protocol paper" not in said
+    assert said.index("estimated time: ") < said.index("count (1 of 1)")
+    [values] = [entry["values"] for entry in done]
+    assert document["overall"]["values"] == values and len(values) == 2
+    again = vtab(model, "shapes", **options, seeds=2)
     assert again["mean"] == document["mean"]

@@ -18,6 +18,7 @@ from vitkit.cli.doctor import doctor
 from vitkit.cli.eval import eval
 from vitkit.cli.fewshot import fewshot
 from vitkit.cli.finetune import finetune
+from vitkit.cli.inspection import inspect
 from vitkit.cli.knn import knn
 from vitkit.cli.models import models
 from vitkit.cli.output import note
@@ -38,6 +39,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "cost": cost,
     "predict": predict,
     "eval": eval,
+    "inspect": inspect,
     "train": train,
     "fewshot": fewshot,
     "probe": probe,

@@ -19,8 +19,12 @@ def finetune(
         typer.Option(metavar="lr", help="Try the protocol's learning rates on a part of train first."),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="How often the run is done; mean and deviation are reported.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="How often the run is done; mean and deviation are reported.",
+            show_default="1, with --suite 3",
+        ),
+    ] = None,
     suite: Annotated[
         str | None,
         typer.Option(
@@ -46,25 +50,22 @@ def finetune(
     data = words.pop(0) if words and not re.match(r"[a-z_]+(\.[a-z_]+)*=", words[0]) else None
     if data is None and suite is None:
         raise InputError("finetune needs DATA, such as vit finetune MODEL ./photos, or --suite paper")
+    options: dict[str, Any] = {"run": run, "device": device, "force": force}
+    if suite is not None:
+        from vitkit.cli.suite import finetune_suite
+
+        if sweep is not None:
+            raise InputError("--suite has no --sweep: give optimizer.learning_rate=, or sweep one data set")
+        finetune_suite(model, suite, data, words, seeds=seeds, json=json, **options)
+        return
+    assert data is not None
     with follow() as listener:
-        options: dict[str, Any] = {"run": run, "device": device, "force": force, "listener": listener}
-        if suite is not None:
-            from vitkit.transfer.suite import run_suite
+        from vitkit.transfer.finetune import finetune as run_finetune
 
-            if sweep is not None:
-                raise InputError(
-                    "--suite has no --sweep: give optimizer.learning_rate=, or sweep one data set"
-                )
-            result = run_suite(model, suite, data, words, seeds=seeds or 3, **options)
-        else:
-            from vitkit.transfer.finetune import finetune as run_finetune
-
-            assert data is not None
-            result = run_finetune(model, data, words, sweep=sweep, seeds=seeds or 1, **options)
+        seeds = 1 if seeds is None else seeds
+        result = run_finetune(model, data, words, sweep=sweep, seeds=seeds, listener=listener, **options)
     if json:
         print_json(result)
-    elif suite is not None:
-        print_suite(result)
     else:
         print_result(result)
     if result["status"] == "stopped":
@@ -85,6 +86,7 @@ def print_result(result: dict[str, Any]) -> None:
     rows = [
         [f"{name.replace('_', ' ')} on {result['measured_on']}", value],
         ["protocol", f"{result['protocol']}, {result['rule']}" if result["protocol"] == "paper" else "quick"],
+        *([["changed", ", ".join(result["departures"])]] if result["departures"] else []),
         ["kept", result["kept"]],
         ["steps", f"{result['steps']:,} of {result['batch_size']} images"],
         ["learning rate", f"{result['learning_rate']:g}"],
@@ -96,27 +98,7 @@ def print_result(result: dict[str, Any]) -> None:
     from vitkit.cli.eval import print_classes
 
     print_classes(result["evaluation"])
+    if len(result["values"]) > 1:
+        note("classes, pictures and model are those of the first seed")
     note(f"pictures: {result['run']}/evaluation; model: {result['model']}")
     note(f"next: vit predict {result['run']} IMAGES, vit eval {result['run']} DATA")
-
-
-def print_suite(result: dict[str, Any]) -> None:
-    """Print the table of a suite beside the paper's."""
-    from vitkit.cli.output import note, print_table
-
-    if result["status"] == "stopped":
-        note("stopped; the same command goes on")
-        return
-    names = list(dict.fromkeys([*result["results"], *next(iter(result["published"].values()))]))
-    ours = []
-    for name in names:
-        row = result["results"].get(name)
-        spread = "" if row is None or row["std"] is None else f" ± {row['std'] * 100:.2f}"
-        ours.append("-" if row is None else f"{row['accuracy'] * 100:.2f}{spread}")
-    rows = [[result["model"], *ours]]
-    for published, values in result["published"].items():
-        rows.append([published, *(f"{values[name] * 100:.2f}" if name in values else "-" for name in names)])
-    title = f"{result['run']}: {result['seeds']} seeds, {result['device_hours']:.2f} device-hours"
-    print_table(title, ["", *names], rows, right=names)
-    for name, why in result["absent"].items():
-        note(f"left out {name}: {why}")

@@ -30,13 +30,13 @@ def progress_lines(words: str) -> Callable[[int, int], None]:
     """Return what to tell how many are done; it says so every few seconds, and of short work nothing."""
     from vitkit.cli.output import note
 
-    last = time.monotonic()
+    last, has_spoken = time.monotonic(), False
 
     def tell(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last, has_spoken
         now = time.monotonic()
-        if now - last >= LINE_EVERY:
-            last = now
+        if now - last >= LINE_EVERY or (has_spoken and done == total):
+            last, has_spoken = now, True
             note(f"{words}: {done:,} of {total:,}")
 
     return tell

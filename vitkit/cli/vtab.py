@@ -56,7 +56,7 @@ def vtab(
         print_results(document)
     for entry in document["tasks"]:
         if entry["status"] == "failed":
-            note(f"{entry['title']} failed: {entry['reason']}")
+            note(f"{entry['task']} failed: {entry['reason']}")
     if document["figure"]:
         note(f"figure: {document['figure']}")
     if document["status"] == "stopped":
@@ -76,15 +76,15 @@ def print_results(document: dict[str, Any]) -> None:
         if entry["status"] == "absent":
             continue
         theirs = [percent(row["tasks"][entry["task"]]) for row in published]
-        rows.append([entry["title"], entry["group"], spread(entry), *theirs, remark(entry, bool(published))])
+        rows.append([entry["task"], entry["group"], spread(entry), *theirs, remark(entry, bool(published))])
     means = []
     for group in document["groups"]:
         theirs = [percent(row["groups"][group["group"]]) for row in published]
-        count = f"{group['tasks']} of {group['of']} tasks"
-        means.append([group["group"], "", percent(group["accuracy"]), *theirs, count])
+        count = f"{group['tasks']} of {group['of']} task{'' if group['of'] == 1 else 's'}"
+        means.append([group["group"], "", spread(group), *theirs, count])
     if overall := document["overall"]:
         theirs = [percent(row["overall"]) for row in published]
-        means.append([overall["name"], "", percent(overall["accuracy"]), *theirs, ""])
+        means.append([overall["name"], "", spread(overall), *theirs, ""])
     names = [row["model"] for row in published]
     print_table(
         f"{document['model']} on {document['data']}, {document['words']}",
@@ -97,7 +97,7 @@ def print_results(document: dict[str, Any]) -> None:
 
 def caption(document: dict[str, Any]) -> str:
     """Say what the numbers are."""
-    absent = [entry["title"] for entry in document["tasks"] if entry["status"] == "absent"]
+    absent = [entry["task"] for entry in document["tasks"] if entry["status"] == "absent"]
     words = "Top-1 accuracy on the test split, in percent."
     if document["published"]:
         words += " The paper's rows are ViT's table 9; their means are over the same tasks."

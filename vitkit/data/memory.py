@@ -161,7 +161,9 @@ def resample_boxes(images: Tensor, boxes: np.ndarray, size: tuple[int, int], cub
     columns = _weights(places[:, 1], places[:, 3], images.shape[-1], size[1], kernel)
     with _full_precision(images.device):
         mixed = rows[:, None] @ images.float() @ columns[:, None].transpose(-2, -1)
-    return mixed.round_().clamp_(0, 255).to(torch.uint8)
+    if cubic.any():  # others stay between the pixels they mix
+        mixed.clamp_(0, 255)
+    return mixed.round_().to(torch.uint8)
 
 
 @contextmanager

@@ -263,8 +263,12 @@ def send(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
 
 def flip(images: Tensor, draw: Draw, probability: float = 0.5) -> Tensor:
     """Swap left and right of some images."""
-    rows = np.flatnonzero(draw.uniform("flip")[:, 0] < probability)
-    return apply(images, [Part("Mirror", rows, np.zeros(len(rows)))])
+    chosen = draw.uniform("flip")[:, 0] < probability
+    if images.device.type == "cpu":
+        rows = np.flatnonzero(chosen)
+        return apply(images, [Part("Mirror", rows, np.zeros(len(rows)))])
+    [mask] = send(images.device, chosen.reshape(-1, 1, 1, 1))
+    return torch.where(mask, images.flip(-1), images)  # in two passes, where sorting takes five
 
 
 def pad_crop(

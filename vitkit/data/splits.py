@@ -51,9 +51,10 @@ def choose_split(
         if split in available:
             others = ", ".join(other for other in available if other != split)
             return split, [f"{name}: took {split!r}" + (f", beside it are {others}" if others else "")]
-    raise InputError(
+    raise NoSplit(
         f"{name} has no {' or '.join(wanted)} split, only {', '.join(available)}: "
-        f"name the one to take, such as '{name}:{available[0]}'"
+        f"name the one to take, such as '{name}:{available[0]}'",
+        available,
     )
 
 

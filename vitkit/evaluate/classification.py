@@ -83,16 +83,14 @@ class Classification:
     def outputs(self, model: Model, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits (images, classes) and labels of this process's share, batch by batch."""
         mean, std, was_training = self.preprocessing.mean, self.preprocessing.std, model.training
+        missing = self.most_batches - len(self.loader)  # a sharded model runs on all processes or none
         model.eval()
-        with torch.no_grad():
-            for batch in self.loader:
-                yield run_in(dtype, model, normalize(batch["image"], mean, std)).float(), batch["label"]
-            for _ in range(
-                self.most_batches - len(self.loader)
-            ):  # a sharded model runs on all processes or none
-                run_in(
-                    dtype,
-                    model,
-                    torch.zeros(1, len(mean), *self.preprocessing.size, device=self.world.device),
-                )
-        model.train(was_training)
+        try:
+            with torch.no_grad():
+                for batch in self.loader:
+                    yield run_in(dtype, model, normalize(batch["image"], mean, std)).float(), batch["label"]
+                for _ in range(missing):
+                    blank = torch.zeros(1, len(mean), *self.preprocessing.size, device=self.world.device)
+                    run_in(dtype, model, blank)
+        finally:
+            model.train(was_training)

@@ -24,7 +24,7 @@ from vitkit.data.memory import Decoded
 from vitkit.data.open import open_data
 from vitkit.data.operations import normalize
 from vitkit.data.parts import written_whole
-from vitkit.data.sources.source import Source, Subset
+from vitkit.data.sources.source import Source, Subset, shared_images
 from vitkit.data.spec import as_spec
 from vitkit.data.splits import Default
 from vitkit.errors import InputError
@@ -149,9 +149,9 @@ def open_pair(data: str, evaluate: str | None) -> Pair:
         str(dataclasses.replace(which, split=source.split))
         for which, source in ((spec, train), (measured, test))
     ]
-    if evaluate is None and train.split in (test.split, "all"):
+    if shared := shared_images(train, test):
         raise InputError(
-            f"{names[0]} holds the images that would be measured ({names[1]}): "
+            f"{names[0]} holds {shared:,} of the images that would be measured ({names[1]}): "
             "name others with --evaluate (evaluate= in Python)"
         )
     for name, source in zip(names, (train, test), strict=True):
@@ -170,6 +170,8 @@ def open_pair(data: str, evaluate: str | None) -> Pair:
 
 def load_frozen(model: str, device: str, image_size: Size | None) -> Predictor:
     """Return a model; an untrained one has the same random weights each time."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise InputError("frozen features are measured in one process: start without torchrun")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return load(model, device=device, image_size=image_size)

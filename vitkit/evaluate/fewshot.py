@@ -179,7 +179,7 @@ def fewshot(
         **describe(model, predictor, pair),
         "protocol": (
             "closed-form ridge regression on whitened features (bias column 100, targets -1 and +1), "
-            f"{how}; images of each class drawn with seeds 0 to {seeds - 1}; std is the sample's"
+            f"{how}; images of each class drawn with {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}; std is the sample's"
         ),
         "results": results,
         "notes": list(dict.fromkeys(notes)),

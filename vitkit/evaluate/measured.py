@@ -155,6 +155,7 @@ class Measured:
         """Write confusion.png and mistakes.png; images with several labels have neither."""
         if self.has_several_labels:
             return []
+        Path(folder).mkdir(parents=True, exist_ok=True)
         confusion, mistakes = (Path(folder, name) for name in (CONFUSION, MISTAKES))
         with written_whole(confusion) as part:
             confusion_picture(*self._pictured(), part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -124,14 +125,21 @@ class VisionTransformer(Model):
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)
 
-    def encode(self, images: Tensor, record: Record | None = None, keep: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        images: Tensor,
+        record: Record | None = None,
+        keep: Tensor | None = None,
+        corrupt: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Return the encoder's output, normalised: (batch, tokens, width).
 
         keep: numbers of the patches that the encoder reads, (batch, kept); left open, it reads all of them.
+        corrupt: what is done to the patches' embeddings (batch, patches, width) before they learn their positions.
         """
         if record is not None:
             record.start(self.config.depth)
-        tokens = self.embed(images)  # (batch, tokens, width)
+        tokens = self.embed(images, corrupt)  # (batch, tokens, width)
         if keep is not None:
             tokens = self.take_patches(tokens, keep)
         for layer, block in enumerate(self.blocks):
@@ -145,11 +153,13 @@ class VisionTransformer(Model):
                 record.keep("tokens", tokens, layer)
         return self.norm(tokens)
 
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: Tensor, corrupt: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return what the first block reads: patches with positions, behind class and register tokens."""
         self.check_images(images)
         config = self.config
         tokens = self.patch_embed(images)  # (batch, patches, width)
+        if corrupt is not None:
+            tokens = corrupt(tokens)
         prefix = []
         if config.class_token:
             prefix.append(self.cls_token.expand(tokens.shape[0], -1, -1))

@@ -10,23 +10,32 @@ from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.objectives.mae import MaskedAutoencoding
+from vitkit.objectives.masked_patches import MaskedPatches, Target
 from vitkit.objectives.objective import Objective
 from vitkit.objectives.supervised import Supervised
 
-# Settings that only masked autoencoding reads.
-MAE = ("mask_share", "decoder_width", "decoder_depth", "patch_norm")
+# The settings that each objective reads.
+READS: dict[str, tuple[str, ...]] = {
+    "supervised": ("loss", "label_smoothing"),
+    "masked_patches": ("corrupt_share", "target"),
+    "mae": ("mask_share", "decoder_width", "decoder_depth", "patch_norm"),
+}
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """What a step learns from its images."""
 
-    name: Literal["supervised", "mae"] = "supervised"
-    "supervised: the labels. mae: masked patches from the others, without labels."
+    name: Literal["supervised", "masked_patches", "mae"] = "supervised"
+    "supervised: the labels. Without labels, masked_patches: colours of corrupted patches (the ViT paper's); mae: pixels of patches that the encoder doesn't see."
     loss: Literal["auto", "softmax", "sigmoid"] = "auto"
     "Cross-entropy over all classes, or of each class alone (summed); auto is sigmoid where an image may have several labels."
     label_smoothing: float = 0.0
     "Share of each target that is spread over all classes."
+    corrupt_share: float = 0.5
+    "masked_patches: share of the patches that are corrupted; of these 80% become the mask embedding, 10% another patch of the image, 10% stay."
+    target: Target = "mean_color"
+    "masked_patches: what is predicted of a corrupted patch: its mean colour (3 bits a channel, 512 classes), 4x4 such colours, or its pixels (squared error)."
     mask_share: float = 0.75
     "mae: share of the patches that the encoder doesn't see."
     decoder_width: int = 512
@@ -37,15 +46,15 @@ class ObjectiveConfig:
     "mae: whether the pixels to paint are normalised in each patch."
 
     def __post_init__(self) -> None:
-        reads = ("loss", "label_smoothing") if self.name == "supervised" else MAE
         for field in fields(self):
-            if field.name not in ("name", *reads) and getattr(self, field.name) != field.default:
+            if field.name not in ("name", *READS[self.name]) and getattr(self, field.name) != field.default:
                 raise InputError(
                     f"{field.name} has no meaning for objective {self.name!r}: leave it out, or "
                     f"replace the section: 'objective={{name: {self.name}}}'"
                 )
-        if not 0.0 < self.mask_share < 1.0:
-            raise InputError(f"mask_share must be above 0 and below 1, not {self.mask_share}")
+        for name in ("corrupt_share", "mask_share"):
+            if not 0.0 < (share := getattr(self, name)) < 1.0:
+                raise InputError(f"{name} must be above 0 and below 1, not {share}")
         if self.decoder_width < 4 or self.decoder_width % 4:
             raise InputError(f"decoder_width must be a multiple of 4, not {self.decoder_width}")
         if self.decoder_width > 32 and self.decoder_width % 32:
@@ -63,8 +72,11 @@ OBJECTIVES: dict[str, Callable[[ObjectiveConfig, Model, Preprocessing, bool], Ob
         sigmoid=several if config.loss == "auto" else config.loss == "sigmoid",
         label_smoothing=config.label_smoothing,
     ),
+    "masked_patches": lambda config, model, preprocessing, several: MaskedPatches(
+        model, preprocessing, corrupt_share=config.corrupt_share, target=config.target
+    ),
     "mae": lambda config, model, preprocessing, several: MaskedAutoencoding(
-        model, preprocessing, **{name: getattr(config, name) for name in MAE}
+        model, preprocessing, **{name: getattr(config, name) for name in READS["mae"]}
     ),
 }
 

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from vitkit.data.draws import Draw
 from vitkit.data.operations import send
 from vitkit.errors import InputError
-from vitkit.models.configs import HybridConfig, Preprocessing, ViTConfig
+from vitkit.models.configs import Preprocessing, ViTConfig
 from vitkit.models.layers import init_encoder_layer
 from vitkit.models.model import Model
 from vitkit.models.positions import sincos_2d
 from vitkit.models.vit import Block, VisionTransformer, cut_patches
-from vitkit.objectives.objective import Batch, Loss, Objective
+from vitkit.objectives.objective import Batch, Loss
+from vitkit.objectives.patches import GREY, PatchObjective, at, block_macs, count_weights, paste_patches
 
 
-class MaskedAutoencoding(Objective):
+class MaskedAutoencoding(PatchObjective):
     """The mean squared error of the pixels of masked patches."""
 
     def __init__(
@@ -32,48 +33,58 @@ class MaskedAutoencoding(Objective):
         decoder_depth: int,
         patch_norm: bool,
     ) -> None:
-        super().__init__(model, preprocessing)
-        config = check_vit(model.config, "mae")
+        super().__init__(model, preprocessing, "mae", "mask_share", mask_share)
         assert isinstance(model, VisionTransformer)
-        self.num_masked = round(config.num_patches * mask_share)
-        if not 0 < self.num_masked < config.num_patches:
-            raise InputError(
-                f"mask_share {mask_share:g} masks {self.num_masked} of {config.num_patches} patches: "
-                "some must be masked, and some left"
-            )
+        if self.config.positions_at != "stem" or self.config.positions == "relative":
+            raise InputError("objective mae needs positions that are added at the stem")
         self.patch_norm = patch_norm
-        self.decoder = Decoder(config, decoder_width, decoder_depth)
+        self.decoder = Decoder(self.config, decoder_width, decoder_depth)
         self._encoder = (Encoder(model),)  # in a tuple, so that its parameters are the model's alone
-        for name in ("attn_pool", "seq_pool", "fc_norm", "pre_logits", "head"):
-            if (part := getattr(model, name, None)) is not None:
-                part.requires_grad_(False)  # nothing here reads what comes after the encoder
 
     def prepare(self, batch: Batch, draw: Draw) -> Batch:
-        config = check_vit(self.model.config, "mae")
-        order = np.argsort(draw.uniform("mask", config.num_patches), axis=1)
+        order = np.argsort(draw.uniform("mask", self.config.num_patches), axis=1)
         return {**batch, "order": send(batch["image"].device, order)[0]}
 
     def cost(self, macs: int, parameters: int) -> tuple[int, int]:
-        model, decoder = self._encoder[0].model, self.decoder
-        config, patches = model.config, model.config.num_patches
-        seen = patches - self.num_masked
-        found = patches * _weights(model.patch_embed)  # masked patches are left out behind it
-        found += _block_macs(model.blocks, config.num_prefix + seen, config.width)
-        found += seen * _weights(decoder.narrow) + patches * _weights(decoder.paint)
-        found += _block_macs(decoder.blocks, patches, decoder.narrow.out_features)
+        decoder, patches = self.decoder, self.config.num_patches
+        seen = patches - self.num_hidden
+        found = self.encoder_macs(self._encoder[0].model, seen)
+        found += seen * count_weights(decoder.narrow) + patches * count_weights(decoder.paint)
+        found += block_macs(decoder.blocks, patches, decoder.narrow.out_features)
         return found, parameters + sum(parameter.numel() for parameter in decoder.parameters())
 
     def forward(self, batch: Batch) -> Loss:
-        images, order = self.normalize(batch["image"]), batch["order"]  # (images, patches): masked ones first
-        masked, seen = order[:, : self.num_masked], order[:, self.num_masked :]
+        images = self.normalize(batch["image"])
+        pixels, _, _ = self.targets(images)
+        errors = (self.paint(images, batch["order"]) - pixels).square().mean(dim=2)  # (images, patches)
+        return errors.gather(1, batch["order"][:, : self.num_hidden]).mean(), {}
+
+    def paint(self, images: Tensor, order: Tensor) -> Tensor:
+        """Return all patches as the decoder paints them; `order` has the masked ones' numbers first."""
+        seen = order[:, self.num_hidden :]
         tokens = self.compute(self._encoder[0], images, seen)  # (images, seen, width)
-        painted = self.compute(self.decoder, tokens, seen).float()  # (images, patches, pixels)
-        pixels = cut_patches(images, check_vit(self.model.config, "mae").patch)
-        if self.patch_norm:
-            variance, mean = torch.var_mean(pixels, dim=2, keepdim=True)
-            pixels = (pixels - mean) / (variance + 1e-6).sqrt()
-        errors = (painted - pixels).square().mean(dim=2)  # (images, patches)
-        return errors.gather(1, masked).mean(), {}
+        return self.compute(self.decoder, tokens, seen).float()  # (images, patches, pixels)
+
+    def targets(self, images: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """Return what is to be painted, and the mean and deviation that it was freed of."""
+        pixels = cut_patches(images, self.config.patch)
+        if not self.patch_norm:
+            return pixels, 0.0, 1.0
+        variance, mean = torch.var_mean(pixels, dim=2, keepdim=True)
+        deviation = (variance + 1e-6).sqrt()
+        return (pixels - mean) / deviation, mean, deviation
+
+    def pictures(self, batch: Batch, draw: Draw) -> Tensor:
+        """As promised; with patch_norm, what is painted gets the mean and deviation of the patch that it stands for."""
+        images, order = batch["image"], self.prepare(batch, draw)["order"]
+        masked, patches = order[:, : self.num_hidden], cut_patches(images, self.config.patch)
+        _, mean, deviation = self.targets(self.normalize(images))
+        painted = self.as_pixels(self.paint(self.normalize(images), order) * deviation + mean)
+        places = masked[:, :, None].expand(-1, -1, patches.shape[2])
+        panels = (patches.scatter(1, places, GREY), patches.scatter(1, places, at(painted, masked)))
+        return torch.stack(
+            [images, *(paste_patches(images, panel, self.config.patch) for panel in panels)], dim=1
+        )
 
 
 class Encoder(nn.Module):
@@ -123,24 +134,3 @@ class Decoder(nn.Module):
         for block in self.blocks:
             tokens = block(tokens)
         return self.paint(self.norm(tokens))
-
-
-def _block_macs(blocks: nn.ModuleList, tokens: int, width: int) -> int:
-    """Return the multiply-adds of encoder blocks: every matrix on each token, and attention between all of them."""
-    return tokens * _weights(blocks) + 2 * tokens * tokens * width * len(blocks)
-
-
-def _weights(module: nn.Module) -> int:
-    """Return how many numbers a module's matrices hold: its multiply-adds for one token."""
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim > 1)
-
-
-def check_vit(config: object, objective: str) -> ViTConfig:
-    """Return the config of a model whose tokens are patches of the image, which masking needs."""
-    if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
-        raise InputError(f"objective {objective} needs a plain ViT, whose tokens are patches of the image")
-    if config.positions_at != "stem" or config.positions == "relative":
-        raise InputError(f"objective {objective} needs positions that are added at the stem")
-    if config.patch_dropout:
-        raise InputError(f"objective {objective} leaves out patches by itself: set model.patch_dropout=0")
-    return config

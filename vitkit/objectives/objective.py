@@ -47,6 +47,13 @@ class Objective(nn.Module):
         """Return the multiply-adds of one image's forward pass, and all parameters, given those of the model alone."""
         return macs, parameters
 
+    def pictures(self, batch: Batch, draw: Draw) -> Tensor | None:
+        """Return what shows how images are learned from: uint8 (images, 3, channels, height, width), or None.
+
+        The three are the image, what is left of it, and what the model makes of that.
+        """
+        return None
+
     def normalize(self, images: Tensor) -> Tensor:
         """Return uint8 images as the model's input."""
         return (images.float() - self.mean) * self.scale

@@ -49,16 +49,12 @@ def bars(
         axes = figure.subplots(1, 2, sharey=True, width_ratios=widths)
         for panel, words, items in zip(axes, ("Means", "Tasks"), (groups, tasks), strict=True):
             _draw(panel, words, items, colors)
-        # Room is made for as many lines as a title or a caption needs.
-        width = int(figure.get_figwidth() * 14)
-        figure.suptitle(
-            "\n".join(textwrap.wrap(title, width)),
-            x=0.01,
-            ha="left",
-            fontsize=11,
-            fontweight="bold",
-            color=ink,
-        )
+        # Room is made for as many lines as a title needs, and for as wide ones as there is place.
+        heading = figure.suptitle("", x=0.01, ha="left", fontsize=11, fontweight="bold", color=ink)
+        for width in range(int(figure.get_figwidth() * 14), 10, -2):
+            heading.set_text("\n".join(textwrap.wrap(title, width)))
+            if heading.get_window_extent().x1 < 0.99 * figure.bbox.x1:
+                break
         if published:
             marks = [
                 Line2D([], [], linestyle="", marker=MARKERS[place % len(MARKERS)], **_mark())
@@ -97,7 +93,7 @@ def _draw(axes: Axes, title: str, items: Sequence[Bar], colors: dict[str, str]) 
         places, heights, 0.72, color=[colors.get(bar.group, THEME[NO_GROUP][0]) for bar in items], alpha=0.85
     )
     for place, bar in enumerate(items):
-        if bar.std:
+        if bar.std is not None:
             axes.errorbar(place, 100 * bar.value, 100 * bar.std, color=ink, linewidth=1, capsize=2)
         for number, value in enumerate(bar.published):
             if value is not None:

@@ -1,11 +1,11 @@
-"""A run folder as plain data: its state, its config, its training and evaluation lines."""
+"""A run folder as plain data: its state, its config, its training and evaluation lines, its measured results."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,10 @@ import yaml
 from vitkit.errors import InputError, did_you_mean
 
 STATE, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
+FINETUNE = "finetune.json"
+"What tells the folder of a fine-tuning, whose runs are seed-0/run, seed-1/run, ..."
+EVALUATION, RESULTS = "evaluation", "results.json"
+"Where `vit finetune` measures its model, as `vit eval --out` does."
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Run:
     config: dict[str, Any]
     training: list[dict[str, float]]
     evaluations: list[dict[str, float]]
+    home: Path
+    "Where model/ and evaluation/ are: the run itself, or the fine-tuning that it is of."
 
     @property
     def step(self) -> int:
@@ -48,6 +54,41 @@ class Run:
             for key in sorted(self.metrics, key=lambda key: key.split("/", 1)[1])
         }
 
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Metric, value and step of the best evaluation where all are there."""
+        best = mapping(self.state.get("best"))
+        value, step = finite(best.get("value")), finite(best.get("step"))
+        if value is None or step is None or not text(best.get("metric")):
+            return None
+        return {"metric": best["metric"], "value": value, "step": int(step)}
+
+    @property
+    def model(self) -> Path | None:
+        """The model folder, once there is one."""
+        folder = self.home / "model"
+        return folder if (folder / "config.json").is_file() else None
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What was measured of the model, as `vit eval` writes it; {} where it wasn't."""
+        return read_object(self.home / EVALUATION / RESULTS)
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Read the run in a folder, or those of a fine-tuning, one for each seed that has begun."""
+    if not (path / FINETUNE).is_file():
+        return [read_run(path)]
+    seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
+    runs = [read_run(run) for run in seeds if (run / METRICS).is_file()]
+    if not runs:
+        raise InputError(f"{path} is a fine-tuning whose runs have no metrics: wait for their first line")
+    name = path.resolve().name
+    if read_object(path / FINETUNE).get("status") == "done":  # its model and evaluation are the first seed's
+        runs[0] = replace(runs[0], home=path)
+    names = [f"{name} {run.path.parent.name}" if len(runs) > 1 else name for run in runs]
+    return [replace(run, name=own) for run, own in zip(runs, names, strict=True)]
+
 
 def read_run(path: Path) -> Run:
     """Read a run folder; a last line of metrics that was torn off is left out."""
@@ -57,7 +98,7 @@ def read_run(path: Path) -> Run:
     if not any((path / name).is_file() for name in (STATE, METRICS)):
         near = did_you_mean(str(path), map(str, _runs_in(path)))
         raise InputError(f"{path} is no run: it has neither {STATE} nor {METRICS}{near}")
-    state, config = _read_state(path / STATE), _read_config(path / CONFIG)
+    state, config = read_object(path / STATE), _read_config(path / CONFIG)
     training, evaluations = _read_metrics(path / METRICS)
     if not training and not evaluations:
         failed = (
@@ -67,7 +108,7 @@ def read_run(path: Path) -> Run:
         )
         raise InputError(f"{path} has no metrics: {failed}")
     name = str(state.get("name") or path.resolve().name)
-    return Run(path, name, state, config, training, evaluations)
+    return Run(path, name, state, config, training, evaluations, path)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -88,6 +129,16 @@ def finite(value: object) -> float | None:
     return value if abs(value) <= sys.float_info.max else None
 
 
+def text(value: Any) -> str | None:
+    """Return a text that says something, None for anything else."""
+    return value if isinstance(value, str) and value else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is, an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def _runs_near(path: Path) -> Iterator[Path]:
     """Yield runs that may have been meant by a path that isn't there."""
     yield from _runs_in(path.parent)
@@ -96,7 +147,7 @@ def _runs_near(path: Path) -> Iterator[Path]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    return sorted(state.parent for state in folder.glob(f"*/{STATE}"))
+    return sorted({state.parent for name in (STATE, FINETUNE) for state in folder.glob(f"*/{name}")})
 
 
 def _read_text(path: Path) -> str:
@@ -108,7 +159,8 @@ def _read_text(path: Path) -> str:
         raise InputError(f"{path} is damaged: expected text in UTF-8") from None
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file of one JSON object; {} where there is none."""
     try:
         state = json.loads(_read_text(path) or "{}")
     except (ValueError, RecursionError):
@@ -132,13 +184,13 @@ def _read_metrics(path: Path) -> tuple[list[dict[str, float]], list[dict[str, fl
     """Return training and evaluation lines; of several for one step the last holds."""
     training: dict[float, dict[str, float]] = {}
     evaluations: dict[float, dict[str, float]] = {}
-    text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
-    lines = text.split("\n")
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
+    content = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
+    lines = content.split("\n")
+    for number, written in enumerate(lines, 1):
+        if not written.strip():
             continue
         try:
-            found = json.loads(text)
+            found = json.loads(written)
         except ValueError:
             found = None
         if not isinstance(found, dict) or finite(found.get("step")) is None:

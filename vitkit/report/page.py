@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Collection, Iterable, Sequence
 
@@ -16,6 +17,7 @@ THEME = {
     "busy": ("#1f5fd0", "#6ea8ff"),
     "weak": ("#a15c00", "#f0b35a"),
     "bad": ("#c02a2a", "#ff8080"),
+    "bar": ("#d6e4fd", "#23395f"),
     "run-0": ("#2463eb", "#6ba1ff"),
     "run-1": ("#d9730a", "#ffab57"),
     "run-2": ("#0a8f68", "#3fcf9f"),
@@ -85,7 +87,31 @@ details>.scroll{border-width:1px 0 0;border-radius:0}
 pre{margin:0;padding:12px 16px;overflow-x:auto;background:var(--raised);border-radius:10px;
   font:13px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
 details>pre{border-radius:0;border-top:1px solid var(--line)}
+figure{margin:0}
+img{display:block;max-width:100%;height:auto;background:#fff;border-radius:6px}
+figcaption{margin-top:6px;color:var(--muted);font-size:13px;line-height:1.4;overflow-wrap:anywhere}
+.sheet{margin:14px 0 0}
+.sheet img{border:1px solid var(--line);border-radius:10px}
+.wide{overflow-x:auto}
+.wide:focus-visible{outline:2px solid var(--busy)}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:0 24px;align-items:start}
+.chart img{width:720px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(180px,1fr));gap:16px;margin:12px 0 0}
+.tiles img{width:100%}
+article{margin:24px 0 0;padding:4px 0 0;border-top:1px solid var(--line)}
+article details{margin:16px 0 0}
+details>figure{padding:0 16px 16px}
+details>.note,details>p{padding:0 16px}
+.guesses{margin:0;padding:0;list-style:none;font-size:14px;line-height:1.4}
+.guesses li{display:flex;justify-content:space-between;gap:12px;margin:0 0 3px;padding:3px 10px;border-radius:5px;
+  background:linear-gradient(var(--bar),var(--bar)) no-repeat var(--raised);background-size:var(--share) 100%;
+  overflow-wrap:anywhere}
+.guesses b{white-space:nowrap}
+@media(min-width:601px){.told figcaption{display:none}}
 @media(max-width:600px){
+  .wide img{min-width:600px}
+  .tiles{grid-template-columns:repeat(2,1fr)}
+  .guesses{grid-column:1/-1}
   main{padding:24px 16px 40px}
   h1{font-size:23px}
   h2{margin-top:36px}
@@ -124,9 +150,22 @@ def section(title: str, *content: str) -> Html:
     return element("section", element("h2", title), *content)
 
 
-def fold(title: str, *content: str) -> Html:
-    """What is shown when asked for."""
-    return element("details", element("summary", title), *content)
+def fold(title: str, *content: str, is_open: bool = False) -> Html:
+    """What is shown when asked for, or hidden when it is open."""
+    return element("details", element("summary", title), *content, open="open" if is_open else "")
+
+
+def figure(png: bytes, alt: str, caption: str = "", *, kind: str = "") -> Html:
+    """A picture, which is part of the page itself, above its caption.
+
+    kind: sheet for one that has a frame, told where its caption is also written on it, which a narrow page makes small;
+    chart for one that needs no more than its place; wide for one that a narrow page scrolls rather than shrinks.
+    """
+    width, height = (int.from_bytes(png[start : start + 4]) for start in (16, 20))  # of PNG's first chunk
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    image = Html(f'<img src="{source}" width="{width}" height="{height}" alt="{html.escape(alt)}">')
+    words = [element("figcaption", caption)] if caption else []
+    return element("figure", image, *words, class_=kind, tabindex="0" if "wide" in kind else "")
 
 
 def facts(entries: Iterable[tuple[str, str]], *, num_leads: int = 0) -> Html:

@@ -6,8 +6,7 @@ import json
 import os
 import shlex
 import statistics
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ import yaml
 from vitkit import __version__
 from vitkit.errors import InputError
 from vitkit.report import curves, numbers
-from vitkit.report.folder import Run, finite, flatten, read_run
+from vitkit.report.files import write_file
+from vitkit.report.folder import Run, finite, flatten, mapping, read_runs, text
 from vitkit.report.page import Html, element, facts, fold, join, page, section, table
+from vitkit.report.results import result_sections, results_in_short
 
 PAGE, PICTURE = "index.html", "curves.png"
 MOST_OPEN = 12
@@ -29,23 +30,32 @@ NOTHING = "–"
 
 
 def report(
-    runs: Sequence[str | os.PathLike[str]], *, out: str | os.PathLike[str] | None = None, force: bool = False
+    runs: Sequence[str | os.PathLike[str]],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    inspect: bool = False,
+    device: str = "auto",
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Draw curves and results of runs as a self-contained page and a PNG, and return where they are.
+    """Draw curves, results and models of runs as a self-contained page and a PNG, and return where they are.
 
-    out: folder to write; left out, RUN/report for one run and ./report for several.
+    runs: folders of runs and of fine-tunings, of which every seed is a run.
+    out: folder to write; left out, RUN/report for one folder and ./report for several.
+    inspect: also draw where the models look on a few of the images that they were measured on.
+    progress: told how many passes over images are done, and of how many, for each run that is inspected.
     """
     paths = [Path(run).expanduser() for run in runs]
     if not paths:
         raise InputError("no run was given; expected one or more folders such as runs/NAME")
-    if len(paths) > curves.MOST_RUNS:
-        raise InputError(
-            f"{len(paths)} runs were given; a report can tell {curves.MOST_RUNS} apart: name fewer"
-        )
     for place, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:place]]:
             raise InputError(f"{path} was given twice; name each run once")
-    found = _with_own_names([read_run(path) for path in paths])
+    if len(paths) > curves.MOST_RUNS:
+        raise _too_many(len(paths))
+    found = _with_own_names([run for path in paths for run in read_runs(path)])
+    if len(found) > curves.MOST_RUNS:
+        raise _too_many(len(found))
     folder = (
         Path(out).expanduser() if out is not None else (paths[0] if len(paths) == 1 else Path()) / "report"
     )
@@ -54,38 +64,50 @@ def report(
         raise InputError(
             f"{paths[0]} has no curve to draw: expected finite numbers, such as a loss, in its metrics"
         )
-    contents = (_page(found).encode("utf-8", "backslashreplace"), curves.png(found))
+    inside: list[Html] = []
+    if any(run.model for run in found):
+        from vitkit.report.trained import model_sections  # torch, which runs without a model do without
+
+        inside = model_sections(found, inspect=inspect, device=device, progress=progress)
+    elif inspect:
+        raise InputError(f"{paths[0]} has no model to inspect yet: leave out --inspect")
+    contents = (_page(found, inside).encode("utf-8", "backslashreplace"), curves.png(found))
     for target, content in zip(targets, contents, strict=True):
-        _write(target, content)
+        write_file(target, content)
     return {"html": str(targets[0]), "png": str(targets[1]), "runs": [summary(run) for run in found]}
+
+
+def _too_many(count: int) -> InputError:
+    return InputError(f"{count} runs were given; a report can tell {curves.MOST_RUNS} apart: name fewer")
 
 
 def summary(run: Run) -> dict[str, Any]:
     """Return what is known of a run, as one JSON object; what isn't is None."""
-    state, cost = run.state, _mapping(run.state.get("cost"))
+    state, cost = run.state, mapping(run.state.get("cost"))
     speeds = [line["images_per_second"] for line in run.training if "images_per_second" in line]
     last = max(run.training + run.evaluations, key=lambda line: line["step"])
     return {
         "name": run.name,
         "path": str(run.path),
-        "status": _text(state.get("status")),
+        "status": text(state.get("status")),
         "model": _model(run.config),
         "data": _data(run.config),
         "step": run.step,
         "steps": finite(state.get("steps")),
         "epoch": last.get("epoch"),
-        "best": _best(state.get("best")),
+        "best": run.best,
         "final": run.finals,
+        "measured": results_in_short(run.results) or None,
         "seconds": finite(state.get("seconds")) or last.get("seconds"),
         "images_per_second": statistics.median(speeds) if speeds else None,
         "parameters": finite(cost.get("parameters")),
         "exaflops": finite(cost.get("exaflops")),
-        "device": _text(_mapping(state.get("environment")).get("device")),
-        "message": _text(state.get("message")),
+        "device": text(mapping(state.get("environment")).get("device")),
+        "message": text(state.get("message")),
     }
 
 
-def _page(runs: Sequence[Run]) -> str:
+def _page(runs: Sequence[Run], inside: Sequence[Html]) -> str:
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     panels = (element("figure", curves.svg(runs, panel)) for panel in curves.panels(runs))
     remark = curves.remark(runs)
@@ -99,6 +121,8 @@ def _page(runs: Sequence[Run]) -> str:
             *([element("p", remark, class_="note")] if remark else []),
         ),
         *_evaluation_parts(runs),
+        *result_sections(runs),
+        *inside,
         *_config_parts(runs),
         *_command_parts(runs),
         about=_about(runs),
@@ -110,7 +134,7 @@ def _about(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         return "Curves, results and differences of training runs"
     state = runs[0].state
-    words = [f"{verb} {_time(state[name])}" for verb, name in _MOMENTS if _text(state.get(name))]
+    words = [f"{verb} {_time(state[name])}" for verb, name in _MOMENTS if text(state.get(name))]
     return ", ".join(["Training run", *words])
 
 
@@ -194,7 +218,7 @@ def _evaluation_parts(runs: Sequence[Run]) -> list[Html]:
 
 
 def _evaluation_table(run: Run) -> Html:
-    best = _best(run.state.get("best"))
+    best = run.best
     lines = run.evaluations
     if len(lines) > MOST_ROWS:
         kept = {place * (len(lines) - 1) // (MOST_ROWS - 1) for place in range(MOST_ROWS)}
@@ -229,9 +253,9 @@ def _config_parts(runs: Sequence[Run]) -> list[Html]:
         config = runs[0].config
         if not config:
             return []
-        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
-        parts = [fold("Settings", element("pre", text))]
-        if environment := _mapping(runs[0].state.get("environment")):
+        settings = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
+        parts = [fold("Settings", element("pre", settings))]
+        if environment := mapping(runs[0].state.get("environment")):
             rows = [[name, _setting(value)] for name, value in flatten(environment).items()]
             parts.append(fold("Environment", table(["Name", "Value"], rows, wrap=True)))
         return [section("Config", *parts)]
@@ -263,37 +287,20 @@ def _command_parts(runs: Sequence[Run]) -> list[Html]:
         command = run.state.get("command")
         if isinstance(command, list):
             command = shlex.join(map(str, command))
-        if _text(command):
+        if text(command):
             shown += [element("h3", run.name)] if len(runs) > 1 else []
             shown.append(element("pre", str(command)))
     return [section("Run again", *shown)] if shown else []
 
 
-def _best(best: Any) -> dict[str, Any] | None:
-    """Return metric, value and step of the best evaluation where all are there."""
-    best = _mapping(best)
-    value, step = finite(best.get("value")), finite(best.get("step"))
-    if value is None or step is None or not _text(best.get("metric")):
-        return None
-    return {"metric": best["metric"], "value": value, "step": int(step)}
-
-
 def _model(config: Mapping[str, Any]) -> str | None:
     model = config.get("model")
-    return _text(model) or _text(_mapping(model).get("name"))
+    return text(model) or text(mapping(model).get("name"))
 
 
 def _data(config: Mapping[str, Any]) -> str | None:
     data = config.get("data")
-    return _text(data) or _text(_mapping(data).get("train"))
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return text(data) or text(mapping(data).get("train"))
 
 
 def _with_own_names(runs: list[Run]) -> list[Run]:
@@ -311,20 +318,3 @@ def _targets(folder: Path, force: bool) -> tuple[Path, Path]:
         if target.exists() and not force:
             raise InputError(f"{target} exists; --force overwrites it")
     return targets
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(content)
-            os.chmod(part, 0o644)
-            os.replace(part, path)
-        except BaseException:
-            os.unlink(part)
-            raise
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

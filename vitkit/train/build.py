@@ -35,6 +35,7 @@ from vitkit.train.average import Average
 from vitkit.train.config import PreprocessingConfig, TrainConfig
 from vitkit.train.distributed import blocks, replicate, shard
 from vitkit.train.durations import Duration, parse_duration
+from vitkit.train.held_out import HeldOut
 from vitkit.train.optimizers import build_optimizer, freeze_parameters
 from vitkit.train.schedules import build_schedule
 from vitkit.weights.load import find_source, load_model
@@ -72,9 +73,9 @@ class Parts:
     schedule: Callable[[int], float]
     average: Average | None
     loader: Loader
-    evaluator: Classification | None
+    evaluator: Classification | HeldOut | None
     evaluated: str
-    "Name of the split that is measured."
+    "Name of the split that is measured; dev where it is a part of the one that is learned from."
     frozen: tuple[FrozenEvaluator, ...]
     "What is measured of frozen features."
     notes: tuple[str, ...]
@@ -111,18 +112,14 @@ def build(config: TrainConfig, world: World) -> Parts:
         cache=config.data.cache,
         bad_images=config.data.bad_images,
     )
-    evaluator = None
+    evaluator: Classification | HeldOut | None = None
     if measured:
         batch_size = min(micro, loader.count, EVALUATION_BATCH)
-        assert isinstance(objective, Supervised)
-        evaluator = Classification(
-            measured,
-            preprocessing,
-            batch_size=batch_size,
-            world=world,
-            workers=config.data.workers,
-            sigmoid=objective.sigmoid,
-        )
+        shared: dict[str, Any] = {"batch_size": batch_size, "world": world, "workers": config.data.workers}
+        if isinstance(objective, Supervised):
+            evaluator = Classification(measured, preprocessing, sigmoid=objective.sigmoid, **shared)
+        else:
+            evaluator = HeldOut(objective, measured, preprocessing, seed=config.seed, **shared)
     return Parts(
         periods,
         source,
@@ -136,7 +133,7 @@ def build(config: TrainConfig, world: World) -> Parts:
         None if config.average is None else Average(model, config.average),
         loader,
         evaluator,
-        measured.split if measured else "",
+        "" if measured is None else "dev" if measured.split == source.split else measured.split,
         build_frozen(config, preprocessing, world, min(micro, loader.count, EVALUATION_BATCH)),
         (*source.notes, *notes, *(measured.notes if measured else ())),
     )
@@ -167,7 +164,10 @@ def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
 def build_model(
     config: TrainConfig, class_names: tuple[str, ...]
 ) -> tuple[Model, Preprocessing, tuple[str, ...]]:
-    """Return the model to train with a head for these classes, its preprocessing, and notes on its origin."""
+    """Return the model to train with a head for these classes, its preprocessing, and notes on its origin.
+
+    A trained model keeps its head where it has these very classes, unless new_head asks for another.
+    """
     settings = {name: value for name, value in config.model.items() if name != "name"}
     size = settings.pop("image_size", None) or parse_pipeline(config.data.pipeline).size
     if settings.pop("num_classes", len(class_names)) != len(class_names):
@@ -175,7 +175,7 @@ def build_model(
             f"num_classes in model differs from the data's {len(class_names)} classes: leave it out"
         )
     size = tuple(size) if isinstance(size, list) else size
-    name = config.model["name"]
+    name, new_head = config.model["name"], settings.pop("new_head", False)
     torch.manual_seed(config.seed)
     if find_source(name).path is None:
         sized = {} if size is None else {"image_size": size}
@@ -183,7 +183,7 @@ def build_model(
         return build_module(wanted), _preprocessing(config.preprocessing, default_preprocessing(wanted)), ()
     loaded = load_model(name, image_size=size)
     model, notes = _with_settings(loaded.model, settings, name), (f"starts from {name}", *loaded.notes)
-    if loaded.class_names != class_names:
+    if new_head or loaded.class_names != class_names:
         model.reset_head(len(class_names))
         notes += (f"the head is new, for {len(class_names)} classes",) if class_names else ()
     return model, _preprocessing(config.preprocessing, loaded.preprocessing), notes
@@ -274,13 +274,10 @@ def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
 def _open_measured(config: TrainConfig, source: Source) -> Source | None:
     if config.data.evaluate is None:
         return None
-    if config.objective.name != "supervised":
-        raise InputError(
-            f"objective {config.objective.name} trains no head that could be measured: set data.evaluate=null"
-        )
-    measured = open_data(config.data.evaluate, default="measure", classes=source.class_names)
-    measured = cached(measured, config.data.cache)
-    if measured.has_several_labels != source.has_several_labels:
+    is_labelled = config.objective.name == "supervised"
+    classes = source.class_names if is_labelled else None
+    measured = cached(open_data(config.data.evaluate, default="measure", classes=classes), config.data.cache)
+    if is_labelled and measured.has_several_labels != source.has_several_labels:
         raise InputError(
             f"{config.data.evaluate} and {config.data.train} differ in whether images have several labels"
         )

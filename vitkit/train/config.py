@@ -25,7 +25,7 @@ class DataConfig:
     train: str
     "DATA to train on."
     evaluate: str | None = None
-    "DATA to measure on while training, its classes matched by name; none measures nothing."
+    "DATA to measure on while training, its classes matched by name; an objective without labels measures its own loss; none measures nothing."
     pipeline: str = ""
     "What happens to training images: crops, then batched augmentation, then mixing, such as 'inception_crop(224)|flip|mixup(0.2)'."
     mix_until: Duration | None = None

@@ -25,9 +25,13 @@ FOLDER = Path(vitkit.__file__).parent / "recipes"
 
 
 def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
-    """Return the config of a recipe, by name or file, with `key=value` changes made."""
+    """Return the config of a recipe, by name or file, with `key=value` changes made.
+
+    objective=NAME is short for 'objective={name: NAME}', since settings of one objective mean nothing to another.
+    """
     path = find(recipe)
-    settings = merge(read_yaml(_text(path), path.name), changes)
+    whole = [re.sub(r"^objective=(\w+)$", r"objective={name: \1}", change) for change in changes]
+    settings = merge(read_yaml(_text(path), path.name), whole)
     for name in settings:
         if where := elsewhere(name):
             raise InputError(f"unknown setting {name!r} in the config; did you mean {where!r}?")

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.evaluate.classification import Classification
 from vitkit.models import build as build_module
 from vitkit.train.build import Parts
 from vitkit.train.config import TrainConfig
 from vitkit.train.distributed import whole
 from vitkit.train.estimate import Estimate
 from vitkit.train.log import Journal, Listener, Totals
+from vitkit.train.pictures import Pictures
 from vitkit.train.runs import RunFolder, cut_metrics, read_metrics
 from vitkit.weights.convert import save as save_model
 from vitkit.world import World
@@ -45,6 +47,7 @@ class Results:
         self.line_step, self.line_waited = 0, 0.0
         # A CUDA graph is recorded after the step was compiled and has run once more.
         self.compiling_steps = 3 if config.compile == "graphs" else int(config.compile)
+        self.pictures = Pictures(config, parts, path, listener, world) if not parts.class_names else None
         self.dtype = parts.objective.dtype  # shards (FSDP2) cast by themselves
 
     @property
@@ -104,6 +107,9 @@ class Results:
     def evaluate(self, done: int) -> None:
         """Measure the weights, and the averaged ones beside them; keep the best model."""
         evaluator, average, split = self.parts.evaluator, self.parts.average, self.parts.evaluated
+        if self.pictures:
+            self.pictures.draw(done)
+            self._begin_line(done)
         if evaluator is None:
             return
         line: dict[str, Any] = {"step": done, "epoch": done / self.parts.periods.per_epoch}
@@ -115,12 +121,12 @@ class Results:
             with average.applied(self.parts.model):
                 for name, value in evaluator.run(self.parts.model, self.dtype).items():
                     line[f"{chosen}/{name}"] = value
-        metric = next(f"{chosen}/{name}" for name in BEST if f"{chosen}/{name}" in line)
-        is_best = self._is_best(metric, line[metric])
+        metric = next((f"{chosen}/{name}" for name in BEST if f"{chosen}/{name}" in line), None)
+        is_best = metric is not None and self._is_best(metric, line[metric])
         if is_best and self.config.select == "best":
             self.write_model("model", averaged=average is not None)
         self.journal.write({**line, "seconds": self.seconds})
-        if self.folder and is_best:
+        if self.folder and metric and is_best:
             self.folder.update(best={"metric": metric, "value": line[metric], "step": done})
         self._begin_line(done)
 
@@ -140,7 +146,7 @@ class Results:
     def finish(self, is_done: bool) -> None:
         """Write the last models and the run's status."""
         if is_done:
-            if self.config.select == "last" or self.parts.evaluator is None:
+            if self.config.select == "last" or not isinstance(self.parts.evaluator, Classification):
                 self.write_model("model", averaged=self.parts.average is not None)
             self.write_model("model-last", averaged=False)
         if self.folder:
@@ -179,14 +185,17 @@ class Results:
             for name in BEST
             if line.get(f"{chosen}/{name}") is not None
         ]
-        return max(found, key=lambda row: row["value"], default=None)
+        return max(found, key=lambda row: (row["value"], row["step"]), default=None)
 
     def _is_best(self, metric: str, value: float) -> bool:
-        """Say whether no earlier measurement was better, by what the metrics say, which a resumed run cuts back."""
+        """Say whether no earlier measurement was better, by what the metrics say, which a resumed run cuts back.
+
+        Of equals the later is better: on few images accuracy is soon at its top, and the loss still falls.
+        """
         if not self.folder:
             return self.world.any(False)
         earlier = [line[metric] for line in read_metrics(self.path) if line.get(metric) is not None]
-        return self.world.any(all(value > other for other in earlier))
+        return self.world.any(all(value >= other for other in earlier))
 
     def _begin_line(self, done: int) -> None:
         self.line_began, self.line_step = time.perf_counter(), done

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from vitkit.config import from_dict, to_dict
+from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.predictor import choose_device
 from vitkit.train import microbatch
@@ -26,12 +27,14 @@ from vitkit.train.config import TrainConfig
 from vitkit.train.estimate import estimate
 from vitkit.train.log import Listener, Silent
 from vitkit.train.loop import fit
+from vitkit.train.pictures import drawn
 from vitkit.train.recipes import resolve
 from vitkit.train.results import Results
 from vitkit.train.runs import (
     CONFIG,
     ROOT,
     RunFolder,
+    named_path,
     read_config,
     read_metrics,
     read_record,
@@ -153,11 +156,7 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 def run_path(config: TrainConfig, run: str | None) -> Path:
     """Return the folder of a run."""
-    if run is not None and not run.strip():
-        raise InputError("--run is empty: give a name, or leave it out")
-    if run is None:
-        return Path(ROOT, run_name(config.name, to_dict(config)))
-    return Path(run) if Path(run).name != run else Path(ROOT, run)
+    return Path(ROOT, run_name(config.name, to_dict(config))) if run is None else named_path(run)
 
 
 def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
@@ -166,7 +165,7 @@ def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
     return [
         f"{config.model['name']} on {config.data.train}: {len(parts.source):,} images, "
         f"{parts.source.num_classes:,} classes",
-        f"{parts.periods.total:,} steps of {config.batch_size:,} images{per_process}, "
+        f"{counted(parts.periods.total, 'step')} of {config.batch_size:,} images{per_process}, "
         f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {device_name(world.device)}",
     ]
 
@@ -222,7 +221,7 @@ def environment(world: World) -> dict[str, Any]:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} CPU threads" if device.type == "cpu" else device.type
+    return counted(torch.get_num_threads(), "CPU thread") if device.type == "cpu" else device.type
 
 
 def summary(path: Path, parts: Parts) -> dict[str, Any]:
@@ -239,6 +238,7 @@ def summary(path: Path, parts: Parts) -> dict[str, Any]:
         | ({"images_per_second": statistics.median(rates)} if rates else {}),
         "run": str(path),
         "model": str(path / "model") if (path / "model").is_dir() else None,
+        "pictures": [str(file) for file in drawn(path)],
         "classes": len(parts.class_names),
         "unreadable": parts.loader.bad,
     }

@@ -39,6 +39,13 @@ def run_name(recipe: str, config: Mapping[str, Any]) -> str:
     return f"{recipe}-{hashlib.sha256(_canonical(config).encode()).hexdigest()[:8]}"
 
 
+def named_path(run: str) -> Path:
+    """Return the folder of a run that was given a name, or a path."""
+    if not run.strip():
+        raise InputError("--run is empty: give a name, or leave it out")
+    return Path(run) if Path(run).name != run else Path(ROOT, run)
+
+
 class RunFolder:
     """A run folder in the hands of this process alone, until it is closed or the process ends."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ class StopRequest:
         if self.by == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.by = signal.Signals(number)
+        os.write(2, b"stopping after this step\n")  # print isn't safe inside a signal handler
 
 
 @contextmanager

@@ -11,6 +11,9 @@ from vitkit.errors import InputError, did_you_mean
 from vitkit.train.config import TrainConfig
 from vitkit.train.recipes import elsewhere
 
+# Sections that hold DATA and MODEL, each with a change that is fine.
+SECTIONS = {"data": "data.workers=4", "model": "model.stochastic_depth=0.1"}
+
 
 @dataclass(frozen=True)
 class TransferConfig:
@@ -42,6 +45,8 @@ def part_changes(changes: Sequence[str]) -> tuple[TransferConfig, list[str]]:
         name = change.partition("=")[0].strip()
         if (instead := {"data.train": "DATA", "model.name": "MODEL"}.get(name)) is not None:
             raise InputError(f"{name} is the argument {instead} of finetune: leave it out here")
+        if name in ("data", "model"):
+            raise InputError(f"{name} is a section: change its settings one by one, as in {SECTIONS[name]}")
         if "=" in change and name.partition(".")[0] not in known:
             where = elsewhere(name)
             near = f"; did you mean {where!r}?" if where else did_you_mean(name.partition(".")[0], known)

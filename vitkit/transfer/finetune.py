@@ -6,24 +6,28 @@ import json
 import os
 import re
 import shutil
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitkit.config import merge
 from vitkit.data.open import open_data
+from vitkit.data.splits import counted
 from vitkit.errors import InputError
+from vitkit.evaluate.features import mean_and_spread
 from vitkit.evaluate.run import evaluate
 from vitkit.predictor import choose_device
+from vitkit.train.estimate import in_words
 from vitkit.train.log import Listener, Silent
 from vitkit.train.run import train_config
-from vitkit.train.runs import CONFIG, ROOT, read_config, run_name
+from vitkit.train.runs import CONFIG, ROOT, named_path, read_config, run_name
 from vitkit.transfer.head import fit_head
 from vitkit.transfer.pace import seconds_per_step
 from vitkit.transfer.plan import Part, Plan, make_plan
 from vitkit.transfer.protocols import QUICK_EPOCHS
 
 RESULT = "finetune.json"
+HEAD_ALONE = "the fitted head alone"
 
 
 def finetune(
@@ -55,42 +59,62 @@ def finetune(
     listener = Once(listener or Silent())
     request = {"model": model, "data": data, "changes": list(changes), "sweep": sweep, "seeds": seeds}
     path = folder_of(request, run)
-    if force and (path / RESULT).is_file():
-        shutil.rmtree(path)
-    known = read_result(path, request)
+    if Path(model).exists() and Path(model).resolve().is_relative_to(path.resolve()):
+        raise InputError(f"{path} holds {model}, where the fine-tuning starts: name another run")
+    if not (path / RESULT).is_file() and path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{path} exists and holds no fine-tuning: name another run")
+    known = {} if force else read_result(path, request)
     if known.get("status") == "done":
         listener.note(f"{path} is done already; --force begins anew")
         return known
-    plan = make_plan(model, data, changes, device)
-    if sweep and plan.tuning is None:
-        raise InputError(
-            f"a sweep cuts its dev split from train, and {data} is a slice or shots: leave them out"
-        )
+    plan = make_plan(model, data, changes, device, sweep is not None)
+    if force and (path / RESULT).is_file():  # not before the new one is known to be possible
+        shutil.rmtree(path)
     for note in plan.notes:
         listener.note(note)
+    steps = settle_steps(plan, path, device, listener, runs=seeds + (len(plan.rule.grid) if sweep else 0))
+    listener.is_timed = steps is not None
     write_result(path, {"request": request, "status": "running"})
+    stopped = {"request": request, "status": "stopped", "run": str(path)}
     tried: list[dict[str, Any]] = []
     for rate in plan.rule.grid if sweep else ():
         assert plan.tuning
-        found = run_once(plan, plan.tuning, path / "sweep" / f"{rate:g}", device, listener, rate)
+        found = run_once(plan, plan.tuning, path / "sweep" / f"{rate:g}", device, listener, steps, rate)
         if found is None:
-            return {"request": request, "status": "stopped", "run": str(path)}
-        tried.append({"learning_rate": rate, "accuracy": found["dev_accuracy"]})
+            return stopped
+        tried.append({"learning_rate": rate, "accuracy": found["dev_accuracy"], "seconds": found["seconds"]})
         listener.note(f"learning rate {rate:g}: {found['dev_accuracy']:.2%} on {plan.tuning.dev}")
-    best = max(tried, key=lambda row: row["accuracy"])["learning_rate"] if tried else None
+    best = choose_rate(tried, listener) if tried else None
+    base = int(merge({}, plan.changes).get("seed", 0))
     results: list[dict[str, Any]] = []
     for seed in range(seeds):
-        found = run_once(plan, plan.whole, path / f"seed-{seed}", device, listener, best, seed)
+        found = run_once(plan, plan.whole, path / f"seed-{seed}", device, listener, steps, best, base + seed)
         if found is None:
-            return {"request": request, "status": "stopped", "run": str(path)}
+            return stopped
         out = path / "evaluation" if seed == 0 else None
         found["evaluation"] = evaluate(found["model"], plan.test, device=device, out=out, force=True)
         results.append(found)
     shutil.rmtree(path / "model", ignore_errors=True)
     shutil.copytree(results[0]["model"], path / "model")
-    result = {"request": request, **summary(plan, path, results), "sweep_results": tried}
+    result = {"request": request, **summary(plan, path, results, tried), "sweep_results": tried}
     write_result(path, result)
     return result
+
+
+def choose_rate(tried: Sequence[dict[str, Any]], listener: Listener) -> float:
+    """Return the learning rate that did best; of equals the middle one, and what the sweep leaves open is told."""
+    top = max(row["accuracy"] for row in tried)
+    rates = [row["learning_rate"] for row in tried if row["accuracy"] == top]
+    best: float = rates[len(rates) // 2]
+    if len(rates) > 1:
+        listener.note(
+            f"{len(rates)} learning rates did equally well on the dev split; the middle one, {best:g}, is taken"
+        )
+    elif best in (tried[0]["learning_rate"], tried[-1]["learning_rate"]):
+        listener.note(
+            f"the best learning rate, {best:g}, is at the end of the grid: a better one may lie beyond"
+        )
+    return best
 
 
 def run_once(
@@ -99,31 +123,36 @@ def run_once(
     path: Path,
     device: str,
     listener: Listener,
+    steps: int | None,
     rate: float | None = None,
     seed: int = 0,
 ) -> dict[str, Any] | None:
     """Do the protocol once in a folder of its own; None after a request to stop."""
     changes = [] if rate is None else [f"optimizer.learning_rate={rate}"]
-    changes += [f"seed={seed}"] if seed else []
-    settings: dict[str, Any] = {}
+    changes.append(f"seed={seed}")
+    settings: dict[str, Any] = {} if steps is None else {"duration": steps}
     head = None
     if plan.head_first:
-        head = fit_head(plan.model, part, path / "head", device, listener)
-        settings["model"] = {**plan.settings["model"], "name": str(head.path)}
-    if not plan.has_duration:
-        settings["duration"] = quick_steps(plan, part, path / "run", changes, settings, device, listener)
+        head = fit_head(plan.config(part, changes, **settings), part, path / "head", device, listener)
+        fitted = {name: value for name, value in plan.settings["model"].items() if name != "new_head"}
+        settings["model"] = {**fitted, "name": str(head.path)}
     config = plan.config(part, changes, **settings)
     found = train_config(config, path / "run", device=device, listener=listener)
     if found["status"] != "done":
         return None
-    chosen = path / "run" / "model"
-    accuracy = found["best"]["value"] if part.dev else None
+    chosen, kept, accuracy = path / "run" / "model", f"weights of step {found['steps']}", None
+    if part.dev:
+        accuracy = found["best"]["value"]
+        if config.select == "best":
+            kept = f"weights of step {found['best']['step']}"
+        else:
+            accuracy = found["metrics"][found["best"]["metric"]]
     if head and accuracy is not None and head.accuracy is not None and head.accuracy > accuracy:
         listener.note(f"the head alone did better on {part.dev}, {head.accuracy:.2%}, so it is kept")
-        chosen, accuracy = head.path, head.accuracy
+        chosen, accuracy, kept = head.path, head.accuracy, HEAD_ALONE
     return {
         "model": str(chosen),
-        "kept": "head" if head and chosen == head.path else "all weights",
+        "kept": kept,
         "dev_accuracy": accuracy,
         "seconds": found["seconds"] + (head.seconds if head else 0.0),
         "steps": found["steps"],
@@ -132,65 +161,84 @@ def run_once(
     }
 
 
-def quick_steps(
-    plan: Plan,
-    part: Part,
-    path: Path,
-    changes: Sequence[str],
-    settings: dict[str, Any],
-    device: str,
-    listener: Listener,
-) -> int:
-    """Return how many steps fit the time; a run that has begun keeps its number."""
-    if (path / CONFIG).is_file():
-        return int(read_config(path)["duration"])
-    config = plan.config(part, changes, duration=1, **settings)
-    source = open_data(part.train)
-    step = seconds_per_step(config, source.class_names, choose_device(device))
-    most = max(1, QUICK_EPOCHS * len(source) // config.batch_size)
+def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: int) -> int | None:
+    """Return how many steps of a quick run fit its time, and say how long all will take; None where that is given.
+
+    A fine-tuning that has begun keeps its number.
+    """
+    if plan.has_duration:
+        return None
+    for begun in sorted(path.glob(f"*/**/run/{CONFIG}")):
+        return int(read_config(begun.parent)["duration"])
+    config = plan.config(plan.whole, duration=1000)
+    listener.note("timing a few steps")
+    step = seconds_per_step(config, choose_device(device))
+    images = len(open_data(plan.whole.train))
+    most = max(1, QUICK_EPOCHS * images // config.batch_size)
     steps = max(1, min(most, int(plan.minutes * 60 / step)))
+    shares = {
+        "features": plan.head_first * images / config.batch_size * step / 3,  # forward only
+        f"{counted(steps, 'step')} of {config.batch_size} images": steps * step,
+    }
+    listed = " and ".join(f"{in_words(seconds)} for {what}" for what, seconds in shares.items() if seconds)
+    times = f", {runs} times" if runs > 1 else ""
     listener.note(
-        f"{steps:,} steps of {config.batch_size} images, about {steps * step / 60:.1f} minutes"
-        f" ({step:.2g} s a step), {steps * config.batch_size / len(source):.1f} epochs"
+        f"estimated time: {listed}{times} ({step:.2g} s a step, {steps * config.batch_size / images:.1f} epochs)"
     )
     return steps
 
 
-def summary(plan: Plan, path: Path, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(
+    plan: Plan, path: Path, results: Sequence[dict[str, Any]], tried: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """Return the result of all seeds; details are the first's."""
     name = next(name for name in ("accuracy", "mean_average_precision") if name in results[0]["evaluation"])
     values = [result["evaluation"][name] for result in results]
-    seconds = sum(result["seconds"] for result in results)
-    first = results[0]
+    mean, std = mean_and_spread(values)
+    seconds = sum(row["seconds"] for row in (*results, *tried))
+    first, notes = results[0], list(plan.notes)
+    if len(results) > 1 and all(result["kept"] == HEAD_ALONE for result in results):
+        notes.append(
+            "the fitted head was kept for every seed, which is the same each time: there is no spread"
+        )
     return {
         "status": "done",
         "run": str(path),
         "model": str(path / "model"),
+        "models": [result["model"] for result in results],
         "protocol": plan.protocol,
         "rule": plan.rule.origin,
+        "departures": list(plan.departures),
         "train_images": plan.num_images,
         "measured_on": plan.test,
         **{key: first[key] for key in ("kept", "learning_rate", "steps", "batch_size")},
         "metric": name,
-        name: statistics.mean(values),
-        "std": statistics.stdev(values) if len(values) > 1 else None,
+        name: mean,
+        "std": std,
         "values": values,
         "seconds": seconds,
         "device_hours": seconds / 3600,
         "evaluation": first["evaluation"],
-        "notes": list(plan.notes),
+        "notes": notes,
     }
 
 
 class Once:
-    """Passes on what a run says, each note once: parts of a fine-tuning open the same data again and again."""
+    """Passes on what runs say, each note once: parts of a fine-tuning open the same data again and again.
+
+    A quick run's time was measured; the estimate of training, from its cost, is left out.
+    """
 
     def __init__(self, listener: Listener) -> None:
-        self.listener, self.said = listener, set[str]()
+        self.listener, self.said, self.is_timed = listener, set[str](), False
         self.start, self.stepped = listener.start, listener.stepped
         self.metrics, self.stop = listener.metrics, listener.stop
 
     def note(self, line: str) -> None:
+        if self.is_timed and line.startswith(("cost:", "shorter:")):
+            return
+        if line.startswith("shorter:"):
+            line = "shorter: duration=STEPS, image_size=PIXELS, a smaller MODEL"
         if line not in self.said:
             self.said.add(line)
             self.listener.note(line)
@@ -205,21 +253,21 @@ def folder_of(request: dict[str, Any], run: str | None) -> Path:
         )
         name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "", word) or "model" for word in (model, Path(data).name))
         return Path(ROOT, run_name(f"finetune-{name}", request))
-    return Path(run) if Path(run).name != run else Path(ROOT, run)
+    return named_path(run)
 
 
 def read_result(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of a fine-tuning in a folder, which must be of the same request."""
     file = path / RESULT
     if not file.is_file():
-        if path.is_dir() and any(path.iterdir()):
-            raise InputError(f"{path} exists and holds no fine-tuning: name another run")
         return {}
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         theirs = {name: known["request"][name] for name in request}
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{file} is damaged: remove {path}, or begin anew with --force") from None
+    if known.get("status") == "running" and not any(path.glob("*/**/run")):
+        return {}  # it failed before anything was trained
     for name, value in request.items():
         if theirs[name] != value:
             raise InputError(

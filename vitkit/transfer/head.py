@@ -15,7 +15,9 @@ from vitkit.data.open import open_data
 from vitkit.evaluate.features import frozen_features
 from vitkit.evaluate.probe import Probe
 from vitkit.models.model import HEAD, Model
-from vitkit.predictor import load
+from vitkit.predictor import Predictor, choose_device
+from vitkit.train.build import build_model
+from vitkit.train.config import TrainConfig
 from vitkit.train.log import Listener
 from vitkit.transfer.plan import Part
 from vitkit.weights.convert import save
@@ -33,23 +35,25 @@ class FittedHead:
     seconds: float
 
 
-def fit_head(model: str, part: Part, path: Path, device: str, listener: Listener) -> FittedHead:
-    """Fit a logistic regression on the model's features and write the model with it as its head, once."""
+def fit_head(config: TrainConfig, part: Part, path: Path, device: str, listener: Listener) -> FittedHead:
+    """Fit a logistic regression on the features of a run's model and write the model with it as its head, once."""
     if (path / FITTED).is_file():
         known = json.loads((path / FITTED).read_text(encoding="utf-8"))
         return FittedHead(path, known["accuracy"], known["seconds"])
     began = time.perf_counter()
-    predictor = load(model, device=device)
-    source = open_data(part.train)
-    predictor.model.reset_head(
-        source.num_classes
-    )  # before features are taken: a tanh layer goes with the old head
-    train = frozen_features(predictor, part.train, default="train")
+    model, preprocessing, _ = build_model(config, open_data(part.train).class_names)
+    predictor = Predictor(model, preprocessing, (), device=choose_device(device))
+    progress = Told(listener)
+    train = frozen_features(predictor, part.train, default="train", progress=progress)
     listener.note(f"features of {len(train.labels):,} images; fitting the head")
     probe = Probe().fit(train.x, train.labels)
+    if not probe.converged_:
+        listener.note(f"the head did not converge in {probe.n_iter_:,} iterations; it is a start nonetheless")
     accuracy = None
     if part.dev:
-        dev = frozen_features(predictor, part.dev, default="measure", classes=train.class_names)
+        dev = frozen_features(
+            predictor, part.dev, default="measure", classes=train.class_names, progress=progress
+        )
         accuracy = float((probe.predict(dev.x) == dev.labels).mean())
         listener.note(f"the head alone: {accuracy:.2%} on {part.dev}")
     net = predictor.model.cpu()
@@ -58,6 +62,18 @@ def fit_head(model: str, part: Part, path: Path, device: str, listener: Listener
     found = FittedHead(path, accuracy, time.perf_counter() - began)
     (path / FITTED).write_text(json.dumps({"accuracy": accuracy, "seconds": found.seconds}), encoding="utf-8")
     return found
+
+
+class Told:
+    """Progress of features as notes, some seconds apart."""
+
+    def __init__(self, listener: Listener, seconds: float = 10.0) -> None:
+        self.listener, self.seconds, self.last = listener, seconds, time.perf_counter()
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.perf_counter() - self.last > self.seconds:
+            self.last = time.perf_counter()
+            self.listener.note(f"features: {done:,} of {total:,} images")
 
 
 def as_layer(probe: Probe, num_classes: int) -> tuple[Tensor, Tensor]:

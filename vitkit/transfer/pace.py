@@ -1,4 +1,4 @@
-"""How many training steps fit a time, by timing some."""
+"""How long a training step takes, by doing some: data, both passes and the update."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import time
 
 import torch
 
-from vitkit.models.precision import run_in
-from vitkit.train.build import build_model, compute_dtype
+from vitkit.train.build import build
 from vitkit.train.config import TrainConfig
+from vitkit.train.loop import train_step
+from vitkit.world import World
 
 TRIALS = 2
 
 
-def seconds_per_step(config: TrainConfig, class_names: tuple[str, ...], device: torch.device) -> float:
-    """Return how long forward and backward of one batch take, without data and optimiser."""
-    model, _, _ = build_model(config, class_names)
-    model.to(device).train()
-    size = config.micro_batch if isinstance(config.micro_batch, int) else min(config.batch_size, 64)
-    images = torch.randn(size, model.config.channels, *model.config.size, device=device)
-    dtype = compute_dtype(config, device)
+def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
+    """Return how long a step of a run takes once it is warm; the run itself begins anew."""
+    world = World(0, 1, device)
+    parts = build(config, world)
+    size = config.micro_batch if isinstance(config.micro_batch, int) else config.batch_size
     began = 0.0
-    for trial in range(TRIALS + 1):
-        if trial == 1:  # warm
+    for step, batch in enumerate(parts.loader.steps(0, TRIALS + 1)):
+        train_step(config, parts, batch, step, size, world)
+        if step == 0:
             began = _now(device)
-        run_in(dtype, model, images).float().square().mean().backward()
-    return (_now(device) - began) / TRIALS * config.batch_size / size
+    return (_now(device) - began) / TRIALS
 
 
 def _now(device: torch.device) -> float:

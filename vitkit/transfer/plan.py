@@ -12,13 +12,15 @@ import numpy as np
 from vitkit.config import from_dict, merge
 from vitkit.data.decode import read_pixels
 from vitkit.data.open import open_data
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Source, shared_images
 from vitkit.data.spec import DataSpec, as_spec
-from vitkit.data.splits import listed
+from vitkit.data.splits import NoSplit, listed
 from vitkit.errors import InputError
 from vitkit.predictor import choose_device
+from vitkit.train.build import resolve_periods
 from vitkit.train.config import TrainConfig
 from vitkit.train.microbatch import sizes
+from vitkit.train.schedules import build_schedule
 from vitkit.transfer.config import TransferConfig, part_changes
 from vitkit.transfer.protocols import (
     PAPER,
@@ -33,6 +35,25 @@ from vitkit.weights.load import LoadedModel, load_model
 
 MINUTES = 10.0
 CPU_MICRO_BATCH = 32
+CPU_IMAGES = 50_000
+"Images that a CPU should not be asked to learn from without a word."
+FEW = 50
+"Images below which a result is mostly chance."
+# Settings that leave a protocol what it is.
+NEUTRAL = (
+    *(
+        "data.evaluate",
+        "data.workers",
+        "data.cache",
+        "data.bad_images",
+        "seed",
+        "precision",
+        "compile",
+        "parallel",
+    ),
+    *("micro_batch", "activation_checkpointing", "log_every", "evaluate_every", "checkpoint_every"),
+    *("keep_checkpoints", "track", "name"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,89 +79,172 @@ class Plan:
     tuning: Part | None
     "What a sweep learns from and measures on: train cut in two; None where it can't be cut."
     test: str
+    has_several_labels: bool
     num_images: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def head_first(self) -> bool:
         given = self.transfer.head_first
-        return self.protocol == "quick" if given is None else given
+        return self.protocol == "quick" and not self.has_several_labels if given is None else given
 
     @property
     def minutes(self) -> float:
         return self.transfer.minutes or MINUTES
 
     def config(self, part: Part, changes: Sequence[str] = (), **settings: Any) -> TrainConfig:
-        """Return a run of this plan; the user's changes come before those given here."""
+        """Return a run of this plan; the user's changes come before those given here.
+
+        What data.evaluate=DATA names is reported on at the end. Without images to choose by, it is shown as the run
+        goes on, and the last weights are kept: it chooses nothing.
+        """
         data = {**self.settings["data"], "train": part.train, "evaluate": part.dev or self.test}
-        changes = [*self.changes, *changes]
-        merged = merge({**self.settings, "data": data, **settings}, changes)
-        merged["data"]["evaluate"] = data[
-            "evaluate"
-        ]  # what data.evaluate=... names is reported on at the end
+        merged = merge({**self.settings, "data": data, **settings}, [*self.changes, *changes])
+        merged["data"]["evaluate"] = data["evaluate"]
+        if part.dev is None:
+            merged["select"] = "last"
         return from_dict(TrainConfig, merged, "the settings")
 
     @property
     def has_duration(self) -> bool:
         return "duration" in merge(self.settings, self.changes)
 
+    @property
+    def departures(self) -> tuple[str, ...]:
+        """The changes that make this another protocol than its name says."""
+        own = [f"image_size={self.transfer.image_size}"] if self.transfer.image_size else []
+        if self.transfer.head_first is not None and self.transfer.head_first != (self.protocol == "quick"):
+            own.append(f"head_first={str(self.transfer.head_first).lower()}")
+        return (*own, *(change for change in self.changes if not is_neutral(change)))
 
-def make_plan(model: str, data: str, changes: Sequence[str], device: str) -> Plan:
+
+def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep: bool = False) -> Plan:
     """Return what to run; what can't work is refused here."""
     transfer, rest = part_changes(changes)
+    asked = merge({}, rest)
     on = choose_device(device)
     protocol = transfer.protocol
     if protocol == "auto":
         protocol = "paper" if on.type == "cuda" else "quick"
     if transfer.minutes is not None and protocol != "quick":
         raise InputError("minutes is a setting of protocol=quick; with protocol=paper, give duration=STEPS")
+    if sweep and "learning_rate" in asked.get("optimizer", {}):
+        raise InputError("a sweep finds optimizer.learning_rate: leave it out, or leave out --sweep")
     loaded = load_model(model)
-    spec, source, test, measured = open_both(data, merge({}, rest).get("data", {}).get("evaluate"))
+    spec, source, test, measured = open_both(data, asked.get("data", {}).get("evaluate"))
     rule = named_rule(spec) or hyper_rule(len(source), typical_area(source))
-    size = transfer.image_size
-    if size is None:
-        own = loaded.model.config.size[0]
-        size = own if protocol == "quick" else fitting_size(loaded.model.config, rule.image_size)
+    size = transfer.image_size or loaded.model.config.size[0]
+    if transfer.image_size is None and protocol == "paper":
+        size = fitting_size(loaded.model.config, rule.image_size)
+    if (fitting := fitting_size(loaded.model.config, size)) != size:
+        raise InputError(f"image_size {size} is no multiple of the model's patch; {fitting} is")
     settings = paper_settings(rule, size) if protocol == "paper" else quick_settings(len(source), size)
-    settings |= {"name": "finetune", "model": {"name": model, **without_regularisation(loaded)}}
-    settings["micro_batch"] = "auto"
+    if protocol == "paper" and "duration" in asked:
+        settings["schedule"]["warmup"] = f"{100 * rule.warmup / rule.steps:g}%"
+    settings |= {"name": "finetune", "micro_batch": "auto", "keep_checkpoints": 1}
+    settings["model"] = {"name": model, "new_head": True, **without_regularisation(loaded)}
     batch_size = merge(settings, rest)["batch_size"]
     if on.type != "cuda" and isinstance(batch_size, int):
         settings["micro_batch"] = next(size for size in sizes(batch_size, 1) if size <= CPU_MICRO_BATCH)
     tuning = cut(spec, rule.dev_percent)
+    if sweep and tuning is None:
+        raise InputError(
+            f"a sweep cuts its dev split from train, and {data} is a slice or shots: leave them out"
+        )
     whole = Part(str(spec), None)
     if protocol == "quick":
-        whole = with_val(spec, test) or tuning or whole
+        whole = with_val(spec, measured) or tuning or whole
+    if asked.get("select") == "best" and whole.dev is None:
+        raise InputError(
+            f"select=best has no images to choose by but those that are reported on, {test}: leave it out"
+        )
+    plan = Plan(
+        *(model, protocol, transfer, rule, settings, rest, whole, tuning, test),
+        *(source.has_several_labels, len(source)),
+    )
+    config = plan.config(whole) if plan.has_duration else plan.config(whole, duration=1000)
+    check_head_first(plan, config)
+    periods = resolve_periods(config, len(source))
+    build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
     lines = [*source.notes, *measured.notes, *loaded.notes, *unlearned(source, measured, test)]
+    lines += [*other_preprocessing(config, loaded), *few_images(measured, test)]
+    if protocol == "paper" and on.type == "cpu" and periods.total * config.batch_size > CPU_IMAGES:
+        lines.append("warning: the paper's protocol is made for a GPU; protocol=quick takes minutes here")
     lines.append(
         f"{loaded.name} on {spec}: {len(source):,} images, {source.num_classes:,} classes; "
         f"reported on {test}, {len(measured):,} images"
     )
-    plan = Plan(
-        model, protocol, transfer, rule, settings, rest, whole, tuning, test, len(source), (*lines, "")
-    )
-    config = plan.config(whole, duration=1) if not plan.has_duration else plan.config(whole)
-    return replace(plan, notes=(*lines, describe(plan, config, size)))
+    return replace(plan, notes=(*lines, describe(plan, config, size, sweep)))
+
+
+def check_head_first(plan: Plan, config: TrainConfig) -> None:
+    """Refuse a head on features where it can't be fitted."""
+    if not plan.head_first:
+        return
+    if plan.has_several_labels:
+        raise InputError(
+            "head_first fits one label an image, and these have several: leave it out, or set it to false"
+        )
+    if config.data.bad_images != "error":
+        raise InputError(
+            f"a head is fitted on every image, so that data.bad_images={config.data.bad_images} can't be: remove the "
+            "images that vit data names, or set head_first=false"
+        )
 
 
 def open_both(data: str, evaluate: str | None) -> tuple[DataSpec, Source, str, Source]:
     """Return what is learned from and what is reported on, opened; they must be different images of the same classes."""
     spec = as_spec(data)
     source = open_data(spec, default="train")
+    if source.num_classes < 2:
+        raise InputError(f"{data} has images of one class alone; expected two or more")
     spec = replace(spec, split=spec.split or source.split)
-    if evaluate is None:
-        whole = replace(spec, split=None, start=None, stop=None, shots=None, seed=None)
-        measured = open_data(whole, default="measure", classes=source.class_names)
-        evaluate = str(replace(whole, split=measured.split))
-    else:
-        measured = open_data(evaluate, default="measure", classes=source.class_names)
-    if evaluate == str(spec):
+    whole = replace(spec, split=None, start=None, stop=None, shots=None, seed=None)
+    other = whole if evaluate is None else as_spec(evaluate)
+    try:
+        measured = open_data(other, default="measure", classes=source.class_names)
+    except NoSplit as error:
+        if evaluate is not None:
+            raise
+        have = listed(error.available) if error.available else "no other"
         raise InputError(
-            f"{data} would be learned from and reported on: name another split, or data.evaluate=DATA"
+            f"{data} has no images to report on (its splits: {have}): name them with data.evaluate=DATA"
+        ) from None
+    test = str(replace(other, split=measured.split)) if evaluate is None else evaluate
+    if shared := shared_images(source, measured):
+        raise InputError(
+            f"{shared:,} images of {test} would be learned from and reported on: name another split than {spec}, "
+            "or data.evaluate=DATA"
         )
     if source.has_several_labels != measured.has_several_labels:
-        raise InputError(f"{data} and {evaluate} differ in whether images have several labels")
-    return spec, source, evaluate, measured
+        raise InputError(f"{data} and {test} differ in whether images have several labels")
+    return spec, source, test, measured
+
+
+def few_images(measured: Source, test: str) -> list[str]:
+    """Return a warning where a result would be mostly chance."""
+    count = len(measured)
+    return (
+        [f"warning: {test} has {count} images: each is {1 / count:.1%} of the result"] if count < FEW else []
+    )
+
+
+def other_preprocessing(config: TrainConfig, loaded: LoadedModel) -> list[str]:
+    """Return a warning where images are normalised in another way than the weights were trained with."""
+    given, stored = config.preprocessing, loaded.preprocessing
+    lines = []
+    for name in ("mean", "std"):
+        asked, known = getattr(given, name), getattr(stored, name)
+        if asked is not None and tuple(asked) != tuple(known):
+            lines.append(
+                f"warning: preprocessing.{name} is {listed_numbers(asked)}; the weights were trained with "
+                f"{listed_numbers(known)}"
+            )
+    return lines
+
+
+def listed_numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in dict.fromkeys(values))
 
 
 def unlearned(source: Source, measured: Source, test: str) -> list[str]:
@@ -169,16 +273,16 @@ def cut(spec: DataSpec, percent: int) -> Part | None:
     return Part(str(replace(spec, stop=at, seed=0)), str(replace(spec, start=at, seed=0)))
 
 
-def with_val(spec: DataSpec, test: str) -> Part | None:
+def with_val(spec: DataSpec, measured: Source) -> Part | None:
     """Return train with the data's own val split, unless there is none or it is what is reported on."""
     val = replace(spec, split="val", start=None, stop=None, shots=None, seed=None)
-    if spec.split != "train" or str(val) == test:
+    if spec.split != "train":
         return None
     try:
-        open_data(val)
+        source = open_data(val)
     except InputError:
         return None
-    return Part(str(spec), str(val))
+    return None if shared_images(source, measured) else Part(str(spec), str(val))
 
 
 def typical_area(source: Source, most: int = 5) -> int:
@@ -197,18 +301,25 @@ def without_regularisation(loaded: LoadedModel) -> dict[str, float]:
     return {name: 0.0 for name in names if getattr(loaded.model.config, name, 0.0)}
 
 
-def describe(plan: Plan, config: TrainConfig, size: int) -> str:
+def is_neutral(change: str) -> bool:
+    """Say whether a change leaves a protocol what it is: how it is computed, kept and shown."""
+    name = change.partition("=")[0].strip()
+    return name in NEUTRAL or name.startswith("frozen.")
+
+
+def describe(plan: Plan, config: TrainConfig, size: int, sweep: bool) -> str:
     """Say in a line what the protocol is here."""
-    rate, batch = config.optimizer.learning_rate, config.batch_size
-    shown = f"batch {batch}, learning rate {rate:g}, {size} px"
+    rate = "by a sweep" if sweep else f"{config.optimizer.learning_rate:g}"
+    shown = f"batch {config.batch_size}, learning rate {rate}, {size} px"
+    changed = f"; changed: {', '.join(plan.departures)}" if plan.departures else ""
     if plan.protocol == "paper":
         return (
-            f"protocol paper: {config.duration} steps, warm-up {config.schedule.warmup}, {shown}; "
-            f"steps, warm-up and size by {plan.rule.origin}"
+            f"protocol paper, {plan.rule.origin}: {config.duration} steps, warm-up {config.schedule.warmup}, "
+            f"{shown}{changed}"
         )
-    length = config.duration if plan.has_duration else f"what fits {plan.minutes:g} minutes"
-    chosen = f"; the better of both on {plan.whole.dev} is kept" if plan.whole.dev else ""
-    return (
-        f"protocol quick: a head on frozen features, then steps of all weights ({shown}) for {length}, at most "
-        f"{QUICK_EPOCHS} epochs{chosen}"
+    length = (
+        config.duration if plan.has_duration else f"at most {plan.minutes:g} minutes or {QUICK_EPOCHS} epochs"
     )
+    head = "a head on frozen features, then " if plan.head_first else ""
+    chosen = f"; the best on {plan.whole.dev} is kept" if plan.whole.dev else ""
+    return f"protocol quick: {head}steps of all weights ({shown}) for {length}{chosen}{changed}"

@@ -1,31 +1,66 @@
-"""The paper's suite: every data set of its tables that is here, fine-tuned alike, beside what it reports."""
+"""The paper's suite: every data set of its tables that is here, fine-tuned by its protocol, beside what it reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.open import open_data
+import torch
+
+from vitkit.data.parts import written_whole
+from vitkit.data.pipeline import parse_pipeline
+from vitkit.data.splits import counted
+from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.evaluate.run import evaluate
+from vitkit.models.configs import ModelConfig
+from vitkit.predictor import choose_device
+from vitkit.train.build import resolve_periods
+from vitkit.train.estimate import in_words
 from vitkit.train.log import Listener, Silent
-from vitkit.train.runs import ROOT
-from vitkit.transfer.finetune import finetune
-from vitkit.transfer.vtab.run import vtab
+from vitkit.train.runs import ROOT, named_path, run_name
+from vitkit.transfer.config import part_changes
+from vitkit.transfer.finetune import HEAD_ALONE, finetune
+from vitkit.transfer.forecast import operations, seconds_for
+from vitkit.transfer.plan import Plan, make_plan
+from vitkit.transfer.published import ROWS, beside
+from vitkit.transfer.suite_data import (
+    SETS,
+    VTAB,
+    Here,
+    duration_of,
+    find_real,
+    find_root,
+    find_sets,
+    find_vtab,
+)
+from vitkit.transfer.suite_table import as_markdown
+from vitkit.transfer.vtab.protocols import operations_of
+from vitkit.transfer.vtab.run import Without, vtab
+from vitkit.transfer.vtab.tasks import Exercise
+from vitkit.weights.load import load_model
 
-SETS = ("imagenet", "cifar10", "cifar100", "pets", "flowers102")
-REAL, VTAB = "real.json", "vtab"
-ROWS = ("imagenet", "real", *SETS[1:], "vtab")
-# Tables 2 and 5 of the ViT paper, in per cent, in the order of ROWS.
-PUBLISHED: dict[str, tuple[float | None, ...]] = {
-    "H/14 JFT, table 2": (88.55, 90.72, 99.50, 94.55, 97.56, 99.68, 77.63),
-    "L/16 JFT, table 2": (87.76, 90.54, 99.42, 93.90, 97.32, 99.74, 76.28),
-    "L/16 I21k, table 2": (85.30, 88.62, 99.15, 93.25, 94.67, 99.61, 72.72),
-    "B/16 ImageNet, table 5": (77.91, 83.57, 98.13, 87.13, 93.81, 89.49, None),
-    "B/16 I21k, table 5": (83.97, 88.35, 98.95, 91.67, 94.43, 99.38, None),
-    "B/16 JFT, table 5": (84.15, 88.85, 99.00, 91.87, 95.80, 99.56, None),
-}
+SEEDS = 3
+RESULT, TABLE = "suite.json", "suite.md"
+ONE_MODEL = "the fitted head was kept for every seed: one model, so there is no deviation"
+ONE_NUMBER = "every seed gave the same number"
+ONE = (ONE_MODEL, ONE_NUMBER)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row of the table before it is known: what makes it, and the operations that this takes."""
+
+    run: Callable[[], dict[str, Any] | None]
+    "Returns the row; None after a request to stop."
+    flops: float = 0.0
+    seconds: float = 0.0
+    "Of a job that is given a time."
 
 
 def run_suite(
@@ -34,7 +69,7 @@ def run_suite(
     folder: str | None = None,
     changes: Sequence[str] = (),
     *,
-    seeds: int = 3,
+    seeds: int = SEEDS,
     run: str | None = None,
     device: str = "auto",
     force: bool = False,
@@ -43,75 +78,258 @@ def run_suite(
     """Fine-tune a model on every data set of a suite; return what `vit finetune --suite paper --json` prints.
 
     folder: where the data sets are: folders by their names, torchvision's, real.json, vtab; left open, the cache.
+    changes: settings of every fine-tuning, VTAB's too. The protocol is the paper's unless they say protocol=quick.
+    A row that fails is reported, and the others are still made.
     """
     if suite != "paper":
         raise InputError(f"unknown suite {suite!r}; expected paper")
-    listener = listener or Silent()
-    specs, absent = find_sets(folder)
-    if not specs and not _vtab_folder(folder):
-        raise InputError("no data set of the suite is here: " + "; ".join(absent.values()))
-    for name, why in absent.items():
-        listener.note(f"left out {name}: {why}")
-    path = Path(run) if run and Path(run).name != run else Path(ROOT, run or f"suite-{Path(model).name}")
+    if seeds < 1:
+        raise InputError(f"seeds must be at least 1, not {seeds}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("a suite runs in one process: start it without torchrun")
+    request = {"model": model, "suite": suite, "data": folder, "changes": list(changes), "seeds": seeds}
+    path = Path(ROOT, run_name(f"suite-{suite}", request)) if run is None else named_path(run)
+    root, listener, on = find_root(folder), listener or Silent(), choose_device(device)
+    settings = with_protocol(changes)
+    here, absent = find_sets(root)
+    tasks, absent["vtab"] = find_vtab(root, settings)
+    if not here and not tasks:
+        hint = ": name a folder, as in vit finetune MODEL ./data --suite paper" if folder is None else ""
+        raise InputError(f"{root} holds no data set of the suite; expected {', '.join(SETS)} or {VTAB}{hint}")
     options: dict[str, Any] = {"seeds": seeds, "device": device, "force": force, "listener": listener}
-    found: dict[str, dict[str, Any]] = {}
-    for name, spec in specs.items():
-        result = finetune(model, spec, changes, run=str(path / name), **options)
-        if result["status"] == "stopped":
-            return {"status": "stopped", "run": str(path)}
-        found[name] = {key: result[key] for key in ("accuracy", "std", "values", "device_hours", "protocol")}
-        if name == "imagenet" and folder and (real := Path(folder, REAL)).is_file():
-            reassessed = evaluate(result["model"], result["measured_on"], real=str(real), device=device)
-            found["real"] = {
-                **found[name],
-                "accuracy": reassessed["real"]["accuracy"],
-                "std": None,
-                "device_hours": 0.0,
-            }
-    if at := _vtab_folder(folder):
-        result = vtab(
-            model, str(at), seeds=seeds, run=str(path / VTAB), device=device, force=force, listener=listener
-        )
-        found["vtab"] = {
-            "accuracy": result["mean"],
-            "std": None,
-            "device_hours": result["device_hours"],
-            **result,
-        }
-    published = {
-        name: {row: value / 100 for row, value in zip(ROWS, values, strict=True) if value is not None}
-        for name, values in PUBLISHED.items()
-    }
-    hours = sum(row["device_hours"] for row in found.values())
-    return {
-        "status": "done",
+    config = load_model(model).model.config
+    jobs: dict[str, Job] = {}
+    results: dict[str, dict[str, Any]] = {}
+    refused: dict[str, InputError] = {}
+    for name, found in here.items():
+        try:
+            plan = make_plan(model, found.data, settings, device)
+        except InputError as error:
+            refused[name], absent[name] = error, str(error)
+            continue
+        jobs[name] = _set_job(name, found, plan, settings, config, path, options)
+    if refused and not jobs:  # what is wrong is not the data
+        raise next(iter(refused.values()))
+    real = find_real(root, here.get("imagenet") if "imagenet" in jobs else None)
+    if isinstance(real, Path):
+        jobs["real"] = Job(lambda: _real_row(path, results["imagenet"], real, device, force))
+    else:
+        absent["real"] = real
+    if tasks:
+        jobs["vtab"] = _vtab_job(model, root / VTAB, tasks, config, settings, path, options)
+    absent = {name: absent[name] for name in ROWS if name in absent and name not in jobs}
+    for line in (
+        *(f"left out {name}: {why}" for name, why in absent.items()),
+        *_announcement(jobs, seeds, on),
+    ):
+        listener.note(line)
+    failures, is_stopped = _run_jobs(jobs, results, listener)
+    document = {
+        "status": "stopped" if is_stopped else "failed" if failures else "done",
         "run": str(path),
         "model": model,
         "seeds": seeds,
-        "results": found,
+        "protocol": part_changes(settings)[0].protocol,
+        "changes": stated(settings),
+        "results": results,
+        "failures": failures,
         "absent": absent,
-        "device_hours": hours,
-        "published": published,
+        "device_hours": sum(row["device_hours"] for row in results.values()),
+        "published": beside(config),
+    }
+    _write(path / RESULT, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    _write(path / TABLE, as_markdown(document))
+    return document
+
+
+def _announcement(jobs: dict[str, Job], seeds: int, device: torch.device) -> list[str]:
+    """Say how long all of it will take, and how it would take less."""
+    seconds = sum(job.seconds for job in jobs.values())
+    seconds += seconds_for(sum(job.flops for job in jobs.values()), device)
+    return [
+        "",
+        f"estimated time: {in_words(seconds)} in all on {device.type}: {', '.join(jobs)}, each {counted(seeds, 'seed')}",
+        "shorter: duration=STEPS, image_size=224, --seeds 1, protocol=quick minutes=10, a smaller model",
+        "",
+    ]
+
+
+def _run_jobs(
+    jobs: dict[str, Job], results: dict[str, dict[str, Any]], listener: Listener
+) -> tuple[dict[str, str], bool]:
+    """Fill in the rows; return why some failed, and whether someone asked to stop."""
+    failures: dict[str, str] = {}
+    for name in (row for row in ROWS if row in jobs):
+        if name == "real" and "imagenet" not in results:
+            failures[name] = "it is measured with imagenet, which failed"
+            continue
+        listener.note(f"{name}:")
+        try:
+            row = jobs[name].run()
+        except Exception as error:  # one row must not take the others down; it is told of and tried again
+            words = (str(error).strip() or type(error).__name__).splitlines()[0]
+            failures[name] = words if isinstance(error, InputError) else f"{type(error).__name__}: {words}"
+            listener.note(f"{name} failed: {failures[name]}")
+            continue
+        if row is None:
+            return failures, True
+        results[name] = row
+        if row.get("failed"):
+            failures[name] = row["failed"]
+    return failures, False
+
+
+def with_protocol(changes: Sequence[str]) -> list[str]:
+    """Return the changes with the paper's protocol, unless they name another."""
+    own, rest = part_changes(changes)
+    for change in rest:
+        if change.partition("=")[0] in ("data.evaluate", "seed"):
+            raise InputError(f"{change} is one data set's or one run's; a suite has several: leave it out")
+    if own.protocol != "auto":
+        return list(changes)
+    return ["protocol=paper", *(change for change in changes if change != "protocol=auto")]
+
+
+def stated(changes: Sequence[str]) -> list[str]:
+    """Return the changes that the name of the protocol doesn't say."""
+    return [change for change in changes if not change.startswith("protocol=")]
+
+
+def _set_job(
+    name: str,
+    found: Here,
+    plan: Plan,
+    changes: Sequence[str],
+    config: ModelConfig,
+    path: Path,
+    options: dict[str, Any],
+) -> Job:
+    """Return the fine-tuning on one data set."""
+
+    def run() -> dict[str, Any] | None:
+        result = finetune(plan.model, found.data, changes, run=str(path / name), **options)
+        return (
+            None if result["status"] == "stopped" else _row(result, changes, _unofficial(name, found.counts))
+        )
+
+    if not plan.has_duration:
+        return Job(run, seconds=plan.minutes * 60 * options["seeds"])
+    settings = plan.config(plan.whole)
+    size = parse_pipeline(settings.data.pipeline).size or config.size
+    trained = resolve_periods(settings, plan.num_images).total * settings.batch_size
+    flops = operations(config, size, trained=trained, measured=len(found.measured))
+    return Job(run, flops * options["seeds"])
+
+
+def _unofficial(name: str, counts: tuple[int, int, int]) -> list[str]:
+    """Say that these are not the images of the paper, by their numbers."""
+    if counts == SETS[name]:
+        return []
+    shown, official = (
+        f"{counted(classes, 'class')}, {train:,} and {test:,} images"
+        for classes, train, test in (counts, SETS[name])
+    )
+    return [f"not the official data: {shown}; official are {official}"]
+
+
+def _row(result: dict[str, Any], changes: Sequence[str], remarks: Sequence[str]) -> dict[str, Any]:
+    """Return what the table says of a data set."""
+    values = result["values"]
+    said = ["protocol quick, not the paper's"] if result["protocol"] != "paper" else []
+    said += [f"changed: {', '.join(changed)}"] if (changed := stated(changes)) else []
+    return {
+        **_spread(values, result["kept"], [*said, *remarks]),
+        "protocol": result["protocol"],
+        "changes": stated(changes),
+        "kept": result["kept"],
+        "device_hours": result["device_hours"],
+        "run": result["run"],
+        "measured_on": result["measured_on"],
+        "models": result.get("models") or [f"{result['run']}/seed-{n}/run/model" for n in range(len(values))],
     }
 
 
-def find_sets(folder: str | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the data sets that are here as DATA, and why each other one isn't."""
-    here, absent = {}, {}
-    for name in SETS:
-        spec = name
-        if folder is not None:
-            own = Path(folder, name)
-            spec = str(own.absolute()) if own.is_dir() else f"{name}[root={folder}]"
-        try:
-            open_data(spec, default="train")
-            open_data(spec, default="measure")
-            here[name] = spec
-        except InputError as error:
-            absent[name] = str(error)
-    return here, absent
+def _spread(values: list[float], kept: str, remarks: Sequence[str]) -> dict[str, Any]:
+    """Return mean and deviation of the seeds; where they gave one model, it isn't counted several times."""
+    said = list(remarks)
+    std = statistics.stdev(values) if len(values) > 1 else None
+    if len(values) > 1 and len(set(values)) == 1:
+        if kept == HEAD_ALONE:
+            std = None
+            said.append(ONE_MODEL)
+        else:
+            said.append(ONE_NUMBER)
+    return {"accuracy": statistics.mean(values), "std": std, "values": values, "remarks": said}
 
 
-def _vtab_folder(folder: str | None) -> Path | None:
-    at = Path(folder, VTAB) if folder else None
-    return at if at and at.is_dir() else None
+def _real_row(path: Path, imagenet: dict[str, Any], labels: Path, device: str, force: bool) -> dict[str, Any]:
+    """Return ImageNet's row by reassessed labels; what was measured is kept."""
+    file = path / "real-accuracy.json"
+    values = None
+    if file.is_file() and not force:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        values = known["values"] if known["imagenet"] == imagenet["values"] else None
+    if values is None:
+        found = [
+            evaluate(model, imagenet["measured_on"], real=labels, device=device)["real"]["accuracy"]
+            for model in imagenet["models"]
+        ]
+        values = [value for value in found if value is not None]
+        if not values:
+            raise InputError(f"{labels} has no label for any image of {imagenet['measured_on']}")
+        _write(file, json.dumps({"imagenet": imagenet["values"], "values": values}) + "\n")
+    return {
+        **imagenet,
+        **_spread(values, imagenet["kept"], [said for said in imagenet["remarks"] if said not in ONE]),
+        "device_hours": 0.0,
+    }
+
+
+def _vtab_job(
+    model: str,
+    folder: Path,
+    tasks: Sequence[Exercise],
+    config: ModelConfig,
+    changes: Sequence[str],
+    path: Path,
+    options: dict[str, Any],
+) -> Job:
+    """Return all of VTAB."""
+    steps = None if (duration := duration_of(changes)) is None else int(duration)
+    rest = [change for change in stated(changes) if not change.startswith("duration=")]
+    how: dict[str, Any] = {"seeds": options["seeds"], "steps": steps, "changes": rest}
+
+    def run() -> dict[str, Any] | None:
+        given = {**options, **how, "listener": Without(options["listener"], "shorter: ")}
+        result = vtab(model, str(folder), run=str(path / VTAB), **given)
+        return None if result["status"] == "stopped" else _vtab_row(result, changes)
+
+    flops = sum(operations_of("vit", task, config, sweep=None, **how) for task in tasks)
+    return Job(run, flops)
+
+
+def _vtab_row(result: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    failed = [
+        f"{entry['task']}: {entry['reason']}" for entry in result["tasks"] if entry["status"] == "failed"
+    ]
+    overall = result["overall"]
+    if overall is None:
+        raise InputError(f"no task was done; {failed[0]}")
+    said = [] if overall["name"] == "VTAB-1k" else [f"{overall['name']}; the paper's is of all {len(TASKS)}"]
+    said += [f"changed: {', '.join(changed)}"] if (changed := stated(changes)) else []
+    said += [f"{counted(len(failed), 'task')} failed"] if failed else []
+    return {
+        **{name: overall[name] for name in ("accuracy", "std", "values", "tasks")},
+        "protocol": result["words"],
+        "changes": stated(changes),
+        "remarks": said,
+        "failed": "; ".join(failed) or None,
+        "device_hours": result["device_hours"],
+        "run": result["run"],
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")

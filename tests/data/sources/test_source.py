@@ -75,7 +75,7 @@ def test_a_class_without_a_match_is_an_error_only_where_it_has_images() -> None:
     with pytest.raises(InputError) as error:
         match_classes(files(labels, ("cat", "dgo")), ["cat", "dog"])
     assert str(error.value) == (
-        "x has class 'dgo', which is none of the 2 expected; did you mean 'dog'? classes are matched by name: cat, dog"
+        "x:train has class 'dgo', which is none of the 2 expected; did you mean 'dog'? classes are matched by name: cat, dog"
     )
     with pytest.raises(InputError, match="two classes are named 'cat'"):
         match_classes(files(labels, ("cat", "dog")), ["cat", "cat"])

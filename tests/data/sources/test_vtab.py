@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from PIL import Image
 
 from vitkit.data.open import open_data
 from vitkit.data.sources import vtab
-from vitkit.data.sources.source import Files, Source
-from vitkit.data.sources.vision import Pixels
+from vitkit.data.sources.source import Files, Source, Subset
+from vitkit.data.sources.vision import Patches, Pixels
 from vitkit.data.spec import DataSpec
 from vitkit.data.vtab import TASKS, part_sizes
 from vitkit.errors import InputError
@@ -252,6 +254,33 @@ def test_pixels_in_memory_stay_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     both = open_data(f"vtab/cifar100:train800val200[root={tmp_path}]")
     assert both.images is not None and both.images.shape == (1000, 2, 2, 3)
     assert np.array_equal(both.images[:, 0, 0, 0], both.labels)
+
+
+def patches(folder: Path, rows: Sequence[int]) -> Patches:
+    """Return PCAM's images in files that nothing reads."""
+    source = Patches.__new__(Patches)
+    source.name, source.split = "pcam", "train"
+    source.files = [str(folder / f"{number}.h5") for number in range(len(rows))]
+    for file in source.files:
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_bytes(b"some")
+    source.starts = np.cumsum([0, *rows])
+    source.labels = np.zeros(sum(rows), np.int64)
+    return source
+
+
+def test_images_of_other_files_have_other_keys(tmp_path: Path) -> None:
+    here, there = patches(tmp_path / "a", [3, 2]), patches(tmp_path / "b", [3, 2])
+    keys = here.content_keys()
+    assert len(set(keys)) == 5 and not set(keys) & set(there.content_keys())
+    assert [key.startswith(str(tmp_path / "a" / "1.h5")) for key in keys] == [False] * 3 + [True] * 2
+    inner = Subset(here, np.array([4, 1, 0]))
+    joined = vtab.Joined([Subset(inner, np.array([2, 0])), Subset(here, np.array([3]))])
+    assert joined.content_keys() == [keys[0], keys[4], keys[3]]
+    os.utime(tmp_path / "a" / "0.h5", (1, 1))
+    assert [old == new for old, new in zip(keys, here.content_keys(), strict=True)] == [False] * 3 + [
+        True
+    ] * 2
 
 
 def test_too_little_raw_data_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

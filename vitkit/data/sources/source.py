@@ -163,6 +163,15 @@ def take(source: Source, spec: DataSpec) -> Source:
     return part
 
 
+def shared_images(one: Source, other: Source) -> int:
+    """Return how many images two sources have in common, by where they are."""
+    if one.name == other.name and "all" in (one.split, other.split):
+        return min(len(one), len(other))
+    small, large = sorted((one, other), key=len)
+    places = {os.path.abspath(small.where(index)) for index in range(len(small))}
+    return sum(os.path.abspath(large.where(index)) in places for index in range(len(large)))
+
+
 def match_classes(source: Source, classes: Sequence[str]) -> Source:
     """Return the source with its labels as places in `classes`, matched by name and never by position."""
     names = tuple(classes)
@@ -178,7 +187,7 @@ def match_classes(source: Source, classes: Sequence[str]) -> Source:
             shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             hint = did_you_mean(name, names) or ";"
             raise InputError(
-                f"{source.name} has class {name!r}, which is none of the {len(names)} expected{hint} "
+                f"{source.name}:{source.split} has class {name!r}, which is none of the {len(names)} expected{hint} "
                 f"classes are matched by name: {shown}"
             )
     numbers = np.array([place.get(name, -1) for name in source.class_names], np.int64)

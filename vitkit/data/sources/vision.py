@@ -151,6 +151,11 @@ class Patches(Source):
         with h5py.File(self.files[part]) as file:
             return file["x"][index - self.starts[part]]
 
+    def content_keys(self) -> list[str]:
+        files = Files(self.name, self.split, self.class_names, self.labels, self.files).content_keys()
+        sizes = np.diff(self.starts)
+        return [f"{key}\0{row}" for key, size in zip(files, sizes, strict=True) for row in range(size)]
+
 
 def open_vision(spec: DataSpec, default: Default) -> Source:
     """Return one of torchvision's data sets; it is downloaded only if the spec says so."""

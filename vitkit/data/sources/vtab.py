@@ -222,10 +222,15 @@ class Joined(Source):
     def content_keys(self) -> list[str] | None:
         found: list[str] = []
         for part in self.parts:
-            keys = part.source.content_keys()
+            inner: Source = part
+            indices = np.arange(len(part))
+            while isinstance(inner, Subset):
+                indices = inner.indices[indices]
+                inner = inner.source
+            keys = inner.content_keys()
             if keys is None:
                 return None
-            found += [keys[index] for index in part.indices]
+            found += [keys[index] for index in indices]
         return found
 
     def _find(self, index: int) -> tuple[Source, int]:

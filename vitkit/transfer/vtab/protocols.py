@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vitkit.config import merge
+from vitkit.data.splits import counted
+from vitkit.data.vtab import TRAINING
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import ModelConfig
+from vitkit.transfer.config import part_changes
+from vitkit.transfer.forecast import operations
 from vitkit.transfer.protocols import fitting_size
 from vitkit.transfer.vtab.tasks import Exercise
 
@@ -46,7 +52,9 @@ LARGER = {384: 448, 128: 160}
 "What an image is resized to before a crop of this side."
 
 
-def check_protocol(name: str, *, steps: int | None, seeds: int, sweep: str | None) -> None:
+def check_protocol(
+    name: str, *, steps: int | None, seeds: int, sweep: str | None, changes: Sequence[str]
+) -> None:
     """Refuse a protocol that there isn't, and settings that it doesn't read."""
     if name not in NAMES:
         hint = did_you_mean(name, NAMES) or ";"
@@ -57,8 +65,19 @@ def check_protocol(name: str, *, steps: int | None, seeds: int, sweep: str | Non
         raise InputError(f"steps must be at least 1, not {steps}")
     if sweep not in (None, "lr"):
         raise InputError(f"sweep is {sweep!r}; expected lr")
+    own, rest = part_changes(changes)
+    if own.protocol == "quick" or own.minutes is not None:
+        raise InputError(f"VTAB has no protocol quick and no minutes; expected protocol {', '.join(NAMES)}")
+    for change in rest:
+        if (setting := change.partition("=")[0]) in ("duration", "data.evaluate"):
+            raise InputError(f"{setting} is VTAB's own; a shorter run is given by steps")
     if name == FEWSHOT:
-        given = {"--steps": steps is not None, "--seeds": seeds > 1, "--sweep": sweep is not None}
+        given = {
+            "--steps": steps is not None,
+            "--seeds": seeds > 1,
+            "--sweep": sweep is not None,
+            "changes": bool(changes),
+        }
         for flag, is_given in given.items():
             if is_given:
                 raise InputError(
@@ -66,10 +85,11 @@ def check_protocol(name: str, *, steps: int | None, seeds: int, sweep: str | Non
                 )
 
 
-def changes_of(name: str, task: Exercise, model: ModelConfig, steps: int | None) -> list[str]:
-    """Return the settings of a task's run; the side fits the model's patches."""
-    protocol = PROTOCOLS[name]
-    size = fitting_size(model, protocol.small_size if task.is_small else protocol.image_size)
+def changes_of(
+    name: str, task: Exercise, model: ModelConfig, steps: int | None, changes: Sequence[str] = ()
+) -> list[str]:
+    """Return the settings of a task's run, the user's changes last."""
+    protocol, size = PROTOCOLS[name], side_of(name, task, model, changes)
     clip = "" if protocol.clip_norm is None else f", clip_norm: {protocol.clip_norm}"
     return [
         "protocol=paper",
@@ -81,7 +101,38 @@ def changes_of(name: str, task: Exercise, model: ModelConfig, steps: int | None)
         f"data.pipeline={_pipeline(protocol, task, size)}",
         "select=last",
         "keep_checkpoints=1",
+        *(change for change in changes if change.partition("=")[0] not in ("protocol", "image_size")),
     ]
+
+
+def side_of(name: str, task: Exercise, model: ModelConfig, changes: Sequence[str] = ()) -> int:
+    """Return the side of a task's images: the protocol's or the user's, as near to it as patches fit."""
+    protocol = PROTOCOLS[name]
+    asked = part_changes(changes)[0].image_size
+    return fitting_size(model, asked or (protocol.small_size if task.is_small else protocol.image_size))
+
+
+def operations_of(
+    name: str,
+    task: Exercise,
+    model: ModelConfig,
+    *,
+    steps: int | None,
+    seeds: int,
+    sweep: str | None,
+    changes: Sequence[str] = (),
+) -> float:
+    """Return the floating-point operations of all runs of a task."""
+    if name == FEWSHOT:
+        seen = TRAINING["train800val200"] + task.num_test
+        return operations(model, model.size, trained=0, measured=seen)
+    protocol, size = PROTOCOLS[name], side_of(name, task, model, changes)
+    batch_size = merge({}, part_changes(changes)[1]).get("batch_size", protocol.batch_size)
+    trained = (steps or protocol.steps) * batch_size
+    flops = seeds * operations(model, size, trained=trained, measured=task.num_test)
+    if sweep:
+        flops += len(GRID) * operations(model, size, trained=trained, measured=TRAINING["val200"])
+    return flops
 
 
 def _pipeline(protocol: Protocol, task: Exercise, size: int) -> str:
@@ -100,7 +151,7 @@ def in_words(name: str, steps: int | None) -> str:
     sizes = f"{protocol.image_size} px" + (
         "" if protocol.small_size == protocol.image_size else f", small images {protocol.small_size} px"
     )
-    length = f"{steps or protocol.steps:,} steps"
+    length = counted(steps or protocol.steps, "step")
     if steps not in (None, protocol.steps):
         length += f" (the protocol's are {protocol.steps:,})"
     return (

@@ -5,30 +5,35 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.sources.vtab import UNOFFICIAL
-from vitkit.data.vtab import TASKS
+import torch
+
+from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
-from vitkit.report.bars import Bar, bars
+from vitkit.train.estimate import in_words
 from vitkit.train.log import Listener, Silent
-from vitkit.train.runs import ROOT, run_name
-from vitkit.transfer.vtab.protocols import FEWSHOT, GRID, changes_of, check_protocol, in_words
+from vitkit.train.runs import ROOT, named_path, run_name
+from vitkit.transfer.forecast import seconds_for
+from vitkit.transfer.vtab.document import describe_task, draw, make_document, protocol_words
+from vitkit.transfer.vtab.protocols import (
+    FEWSHOT,
+    GRID,
+    PROTOCOLS,
+    changes_of,
+    check_protocol,
+    operations_of,
+)
 from vitkit.transfer.vtab.tasks import (
-    GROUPS,
-    PUBLISHED,
     SHAPES,
     Exercise,
     Missing,
     choose_tasks,
-    find_exercise,
-    group_means,
-    task_names,
+    find_tasks,
 )
 
 SETTINGS, RESULTS, FIGURE = "vtab.json", "results.json", "vtab.png"
@@ -40,6 +45,19 @@ class Stopped(Exception):
     """Someone asked a task's run to stop."""
 
 
+class Without:
+    """Passes on what a run says, but for notes that begin so: those that name settings which aren't here."""
+
+    def __init__(self, listener: Listener, *beginnings: str) -> None:
+        self.listener, self.beginnings = listener, beginnings
+        self.start, self.stepped = listener.start, listener.stepped
+        self.metrics, self.stop = listener.metrics, listener.stop
+
+    def note(self, line: str) -> None:
+        if not line.startswith(self.beginnings):
+            self.listener.note(line)
+
+
 def vtab(
     model: str,
     data: str,
@@ -49,6 +67,7 @@ def vtab(
     seeds: int = 1,
     sweep: str | None = None,
     steps: int | None = None,
+    changes: Sequence[str] = (),
     run: str | None = None,
     device: str = "auto",
     force: bool = False,
@@ -61,38 +80,43 @@ def vtab(
     tasks: names with commas between; left open, all that are there. A run folder keeps what other calls did.
     sweep: "lr" chooses each task's learning rate by train800 and val200; the last run is always on train800val200.
     steps: a shorter run than the protocol's.
+    changes: `key=value` settings of every task's run beside the protocol's; the table names them.
     finetune: what does one run, in place of vitkit's own.
     """
-    check_protocol(protocol, steps=steps, seeds=seeds, sweep=sweep)
+    changes = [change for change in changes if change != "protocol=paper"]
+    check_protocol(protocol, steps=steps, seeds=seeds, sweep=sweep, changes=changes)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("VTAB runs in one process; several share a run folder by --tasks of their own")
     data = _check_data(data)
     chosen = choose_tasks(data, tasks)
-    choose_device(device)
+    on = choose_device(device)
     listener = listener or Silent()
-    settings = {
+    settings: dict[str, Any] = {
         "model": model,
         "data": data,
         "protocol": protocol,
         "seeds": seeds,
         "sweep": sweep,
         "steps": steps,
+        **({"changes": changes} if changes else {}),
     }
     folder = _run_folder(settings, run)
-    found = {name: find_exercise(data, name) for name in task_names(data)}
+    found = find_tasks(data)
+    _check_found(found, chosen, data, tasks is not None)
     for line in _inventory(found, data):
         listener.note(line)
-    _check_found(found, chosen, data, tasks is not None)
-    learn = _learner(model, settings, folder, device, listener, finetune)
+    learn, config = _learner(model, settings, folder, device, listener, finetune)
     _open_folder(folder, settings, force)
     errors: dict[str, str] = {}
     is_stopped = False
     todo = [task for name in chosen if isinstance(task := found[name], Exercise)]
+    for line in _announcement([task for task in todo if not _read(folder, task)], config, settings, on):
+        listener.note(line)
     for number, task in enumerate(todo, 1):
         if _read(folder, task) is not None:
-            listener.note(f"{task.title} ({number} of {len(todo)}): done already")
+            listener.note(f"{task.name} ({number} of {len(todo)}): done already")
             continue
-        listener.note(f"{task.title} ({number} of {len(todo)})")
+        listener.note(f"{task.name} ({number} of {len(todo)})")
         try:
             result = learn(task)
         except Stopped:
@@ -100,15 +124,17 @@ def vtab(
             break
         except Exception as error:  # one task must not take the others down; it is told of and tried again
             errors[task.name] = _reason(error)
-            listener.note(f"{task.title} failed: {errors[task.name]}")
+            listener.note(f"{task.name} failed: {errors[task.name]}")
             continue
         _write(folder / f"{task.name}.json", result)
-        listener.note(f"{task.title}: {result['accuracy']:.2%}")
-    entries = [_entry(found[name], _read(folder, found[name]), errors.get(name)) for name in found]
-    document = _document(settings, folder, entries, [name for name in found if name in chosen], is_stopped)
+        listener.note(f"{task.name}: {result['accuracy']:.2%}")
+    entries = [describe_task(found[name], _read(folder, found[name]), errors.get(name)) for name in found]
+    document = make_document(
+        settings, folder, entries, [name for name in found if name in chosen], is_stopped
+    )
     title = f"{document['overall']['name']}: {model}, {document['words']}" if document["overall"] else ""
     if title:
-        _draw(document, title, folder / FIGURE)
+        draw(document, title, folder / FIGURE)
         document["figure"] = str(folder / FIGURE)
     _write(folder / RESULTS, document)
     return document
@@ -130,13 +156,35 @@ def _check_data(data: str) -> str:
 def _inventory(found: dict[str, Exercise | Missing], data: str) -> list[str]:
     """Say which tasks are there and which not, and why."""
     here = [task for task in found.values() if isinstance(task, Exercise)]
-    lines = [f"{data}: {len(here)} of {len(found)} tasks are there: {', '.join(task.title for task in here)}"]
+    lines = [f"{data}: {len(here)} of {len(found)} tasks are there: {', '.join(task.name for task in here)}"]
     for task in found.values():
         if isinstance(task, Missing):
-            lines.append(f"{task.title}: {'unusable' if task.is_failure else 'absent'}: {task.reason}")
+            lines.append(f"{task.name}: {'unusable' if task.is_failure else 'absent'}: {task.reason}")
         else:
             lines += task.notes
     return lines
+
+
+def _announcement(
+    tasks: Sequence[Exercise], config: ModelConfig, settings: dict[str, Any], device: torch.device
+) -> list[str]:
+    """Say what will be done, how long all of it will take, and how it would take less."""
+    lines = ["", f"protocol {protocol_words(settings)}"]
+    if not tasks:
+        return lines
+    how = {name: settings.get(name, ()) for name in ("steps", "seeds", "sweep", "changes")}
+    flops = sum(operations_of(settings["protocol"], task, config, **how) for task in tasks)
+    parts = [counted(len(tasks), "task")]
+    shorter = ["--tasks A,B", "a smaller model", *([] if device.type == "cuda" else ["a GPU"])]
+    if settings["protocol"] != FEWSHOT:
+        steps = settings["steps"] or PROTOCOLS[settings["protocol"]].steps
+        parts += [f"each {counted(settings['seeds'], 'seed')}"]
+        parts += [f"and {len(GRID)} learning rates tried"] if settings["sweep"] else []
+        quicker = "fewshot" if settings["protocol"] == "light" else "light or fewshot"
+        shorter = [f"--steps N (now {steps:,})", f"--protocol {quicker}", *shorter]
+    words = in_words(seconds_for(flops, device))
+    lines.append(f"estimated time: {words} in all on {device.type}: {', '.join(parts)}")
+    return [*lines, f"shorter: {', '.join(shorter)}", ""]
 
 
 def _check_found(
@@ -147,7 +195,12 @@ def _check_found(
         raise InputError(next(iter(missing.values())))
     if len(missing) == len(chosen):
         broken = [task.reason for task in found.values() if isinstance(task, Missing) and task.is_failure]
-        raise InputError(broken[0] if broken else f"{data} holds no task of VTAB: {missing[chosen[0]]}")
+        raise InputError(
+            broken[0]
+            if broken
+            else f"{data} holds no task of VTAB; expected folders such as dtd/ with train800val200.txt and test.txt, "
+            "or raw data as torchvision lays it out"
+        )
 
 
 def _learner(
@@ -157,8 +210,8 @@ def _learner(
     device: str,
     listener: Listener,
     finetune: Finetune | None,
-) -> Learn:
-    """Return what learns one task; a model that can't be loaded is an error here, before any task."""
+) -> tuple[Learn, ModelConfig]:
+    """Return what learns one task, and the model's config; one that can't be loaded is an error here, before any task."""
     if settings["protocol"] == FEWSHOT:
         from vitkit.evaluate.features import load_frozen
         from vitkit.transfer.vtab.frozen import fit_frozen
@@ -166,7 +219,7 @@ def _learner(
         predictor = load_frozen(model, device, None)
         for line in predictor.notes:
             listener.note(line)
-        return lambda task: fit_frozen(predictor, task, listener)
+        return lambda task: fit_frozen(predictor, task, listener), predictor.model.config
     from vitkit.weights.load import load_model
 
     config = load_model(model).model.config
@@ -175,16 +228,17 @@ def _learner(
 
         finetune = own
     call = finetune
+    within = Without(listener, "protocol ", "shorter: ")  # of finetune's own protocol and settings
 
     def run_once(data: str, measured: str, changes: list[str], path: Path, seeds: int) -> dict[str, Any]:
         # JSON's quotes are YAML's: a folder's name may hold what YAML would read otherwise.
         changes = [*changes, f"data.evaluate={json.dumps(measured)}"]
-        result = call(model, data, changes, seeds=seeds, run=str(path), device=device, listener=listener)
+        result = call(model, data, changes, seeds=seeds, run=str(path), device=device, listener=within)
         if result.get("status") == "stopped":
             raise Stopped
         return result
 
-    return lambda task: _train(task, config, settings, folder, run_once, listener)
+    return lambda task: _train(task, config, settings, folder, run_once, listener), config
 
 
 def _train(
@@ -196,20 +250,25 @@ def _train(
     listener: Listener,
 ) -> dict[str, Any]:
     """Choose the learning rate by train800 and val200, if asked; then train on both and measure on test."""
-    changes = changes_of(settings["protocol"], task, config, settings["steps"])
+    changes = changes_of(settings["protocol"], task, config, settings["steps"], settings.get("changes", ()))
     tried: list[dict[str, Any]] = []
     for rate in GRID if settings["sweep"] else ():
         path = folder / "tuning" / task.name / f"{rate:g}"
         result = run_once(task.splits["train800"], task.splits["val200"], [*changes, _rate(rate)], path, 1)
-        tried.append({"learning_rate": rate, "accuracy": result["accuracy"]})
-        listener.note(f"{task.title}: learning rate {rate:g}: {result['accuracy']:.2%} on val200")
+        tried.append({"learning_rate": rate, "accuracy": result["accuracy"], "seconds": result["seconds"]})
+        listener.note(f"{task.name}: learning rate {rate:g}: {result['accuracy']:.2%} on val200")
     if tried:
         changes.append(_rate(max(tried, key=lambda row: row["accuracy"])["learning_rate"]))
     result = run_once(
         task.splits["train800val200"], task.splits["test"], changes, folder / task.name, settings["seeds"]
     )
-    kept = ("accuracy", "std", "values", "learning_rate", "seconds", "run", "model")
-    return {**{key: result[key] for key in kept if key in result}, "tuning": tried, "changes": changes}
+    kept = ("accuracy", "std", "values", "learning_rate", "run", "model")
+    return {
+        **{key: result[key] for key in kept if key in result},
+        "seconds": result["seconds"] + sum(row["seconds"] for row in tried),
+        "tuning": tried,
+        "changes": changes,
+    }
 
 
 def _rate(rate: float) -> str:
@@ -219,7 +278,7 @@ def _rate(rate: float) -> str:
 def _run_folder(settings: dict[str, Any], run: str | None) -> Path:
     if run is None:
         return Path(ROOT, run_name(f"vtab-{settings['protocol']}", settings))
-    return Path(run) if Path(run).name != run else Path(ROOT, run)
+    return named_path(run)
 
 
 def _open_folder(folder: Path, settings: dict[str, Any], force: bool) -> None:
@@ -235,14 +294,15 @@ def _open_folder(folder: Path, settings: dict[str, Any], force: bool) -> None:
         _write(file, settings)
         return
     try:
-        known = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        known = dict(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError):
         raise InputError(f"{file} is damaged: name another run, or begin anew with --force") from None
-    for name, value in settings.items():
-        if known.get(name) != value:
+    for name in settings | known:
+        there, here = (json.dumps(those.get(name)) for those in (known, settings))
+        if there != here:
             raise InputError(
-                f"{folder} holds a run with other settings: {name} is {json.dumps(known.get(name))} there, "
-                f"{json.dumps(value)} here; name another run, or begin anew with --force"
+                f"{folder} holds a run with other settings: {name} is {there} there, {here} here; "
+                "name another run, or begin anew with --force"
             )
 
 
@@ -269,142 +329,3 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 def _reason(error: Exception) -> str:
     words = (str(error).strip() or type(error).__name__).splitlines()[0]
     return words if isinstance(error, InputError) else f"{type(error).__name__}: {words}"
-
-
-def _entry(task: Exercise | Missing, result: dict[str, Any] | None, error: str | None) -> dict[str, Any]:
-    """Return what the document says of a task."""
-    if isinstance(task, Missing):
-        status, error = ("failed" if task.is_failure else "absent"), task.reason
-    else:
-        status = "done" if result else "failed" if error else "not run"
-    is_here = isinstance(task, Exercise)
-    result = result if result and is_here else {}
-    return {
-        "task": task.name,
-        "title": task.title,
-        "group": task.group,
-        "status": status,
-        "reason": error if status != "done" else None,
-        "official_images": task.is_official if isinstance(task, Exercise) else None,
-        "test_images": task.num_test if isinstance(task, Exercise) else None,
-        "accuracy": result.get("accuracy"),
-        "std": result.get("std"),
-        "values": result.get("values"),
-        "learning_rate": result.get("learning_rate"),
-        "tuning": result.get("tuning", []),
-        "seconds": result.get("seconds"),
-        "run": result.get("run"),
-        "model": result.get("model"),
-    }
-
-
-def _document(
-    settings: dict[str, Any],
-    folder: Path,
-    entries: list[dict[str, Any]],
-    chosen: Sequence[str],
-    is_stopped: bool,
-) -> dict[str, Any]:
-    done = {entry["task"]: entry for entry in entries if entry["status"] == "done"}
-    accuracies = {name: entry["accuracy"] for name, entry in done.items()}
-    groups = {entry["task"]: entry["group"] for entry in entries}
-    means = group_means(accuracies, groups)
-    is_practice = settings["data"] == SHAPES
-    is_official = bool(done) and all(entry["official_images"] for entry in done.values())
-    failed = any(entry["status"] == "failed" for entry in entries if entry["task"] in chosen)
-    seconds = sum(entry["seconds"] or 0.0 for entry in done.values())
-    mean = statistics.fmean(accuracies.values()) if accuracies else None
-    return {
-        **settings,
-        "words": in_words(settings["protocol"], settings["steps"])
-        + (f", mean of {settings['seeds']} seeds" if settings["seeds"] > 1 else "")
-        + (", learning rate chosen by val200" if settings["sweep"] else ""),
-        "run": str(folder),
-        "status": "stopped" if is_stopped else "failed" if failed else "done",
-        "official_images": is_official,
-        "tasks": entries,
-        "groups": [
-            {
-                "group": group,
-                "accuracy": means[group],
-                "tasks": sum(entry["group"] == group for entry in done.values()),
-                "of": sum(entry["group"] == group for entry in entries),
-            }
-            for group in GROUPS
-            if group in means
-        ],
-        "mean": mean,
-        "overall": _overall(mean, len(done), is_official, is_practice),
-        "published": [] if is_practice else [_beside(model, done) for model in PUBLISHED],
-        "seconds": seconds,
-        "device_hours": seconds / 3600,
-        "figure": None,
-    }
-
-
-def _overall(mean: float | None, count: int, is_official: bool, is_practice: bool) -> dict[str, Any] | None:
-    """Return the mean over tasks; it is VTAB-1k's only with all of its tasks and their official images."""
-    if mean is None:
-        return None
-    name = f"mean of {count} {'task' if count == 1 else 'tasks'}"
-    if is_practice:
-        name = f"practice on shapes, {name}"
-    elif not is_official:
-        name = f"{name}, {UNOFFICIAL}"
-    elif count == len(TASKS):
-        name = "VTAB-1k"
-    return {"name": name, "accuracy": mean, "tasks": count}
-
-
-def _beside(model: str, done: dict[str, Any]) -> dict[str, Any]:
-    """Return the paper's results; their means are over the tasks that ours are over."""
-    row = PUBLISHED[model]
-    same = {name: row[name] for name in done}
-    return {
-        "model": model,
-        "source": "ViT, table 9",
-        "tasks": row,
-        "groups": group_means(same, {name: task.group for name, task in TASKS.items()}),
-        "overall": statistics.fmean(same.values()) if same else None,
-    }
-
-
-def _draw(document: dict[str, Any], title: str, path: Path) -> None:
-    published = document["published"]
-    tasks = [
-        Bar(
-            entry["title"] + ("" if entry["official_images"] or not published else "*"),
-            entry["group"],
-            entry["accuracy"],
-            entry["std"],
-            [row["tasks"][entry["task"]] for row in published],
-        )
-        for entry in document["tasks"]
-        if entry["status"] == "done"
-    ]
-    groups = [
-        Bar(
-            f"{group['group']}\n{group['tasks']} of {group['of']}",
-            group["group"],
-            group["accuracy"],
-            None,
-            [row["groups"][group["group"]] for row in published],
-        )
-        for group in document["groups"]
-    ]
-    overall = document["overall"]
-    groups.append(
-        Bar(
-            f"All\n{overall['tasks']} of {len(document['tasks'])}",
-            "",
-            overall["accuracy"],
-            None,
-            [row["overall"] for row in published],
-        )
-    )
-    caption = f"* {UNOFFICIAL}" if published and not document["official_images"] else ""
-    picture = bars(title, groups, tasks, [f"{row['model']}, {row['source']}" for row in published], caption)
-    try:
-        path.write_bytes(picture)
-    except OSError as error:
-        raise InputError(f"{path} can't be written: {error.strerror or error}") from None

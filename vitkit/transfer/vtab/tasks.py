@@ -91,6 +91,11 @@ def choose_tasks(data: str, asked: str | None) -> list[str]:
     return [name for name in every if name in names]
 
 
+def find_tasks(data: str) -> dict[str, Exercise | Missing]:
+    """Return all tasks of a suite by name, those that a folder doesn't hold too."""
+    return {name: find_exercise(data, name) for name in task_names(data)}
+
+
 def find_exercise(data: str, name: str) -> Exercise | Missing:
     """Return a task with its data, or why it can't be run."""
     if data == SHAPES:

@@ -1,0 +1,219 @@
+"""Pre-training without labels on one GPU: masked patches and MAE, then fine-tuning on few and on all labels, beside scratch.
+
+    python benchmarks/selfsup.py --data cifar10
+    python benchmarks/selfsup.py --data digits --device cpu --steps 200 --finetune-steps 100 --seeds 2 \
+        --model image_size=8 patch=2 width=32 depth=2 heads=2 mlp_width=64
+
+Both objectives see the train images, never their labels; every start is fine-tuned with the same settings and steps, and
+measured on the test split once, at the end. Each part is written to the results as it is done; the same command goes on
+where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shlex
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from vitkit.cli.following import Lines
+from vitkit.config import merge
+from vitkit.train import train
+from vitkit.train.run import device_name
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "selfsup.json"
+MODEL = {
+    "name": "Ti/16",
+    "image_size": 32,
+    "patch": 4,
+    "width": 192,
+    "depth": 12,
+    "heads": 3,
+    "mlp_width": 768,
+    "pool": "mean",
+    "positions": "sincos_2d",
+}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "masked_patches": {"name": "masked_patches"},
+    "mae": {"name": "mae", "decoder_width": 96, "decoder_depth": 4},
+}
+STARTS = (*OBJECTIVES, "scratch")
+SHARES = ("1%", "10%", "100%")
+
+
+def recipes(arguments: argparse.Namespace) -> dict[str, Path]:
+    """Write the settings of pre-training and of fine-tuning as recipes; return their files."""
+    model = merge({"model": MODEL}, [f"model.{change}" for change in arguments.model])["model"]
+    size = model["image_size"]
+    on_gpu = arguments.device == "cuda"
+    shared: dict[str, Any] = {
+        "schedule": {"warmup": "5%"},
+        "select": "last",
+        "compile": "graphs" if on_gpu else False,
+        "log_every": "5%",
+        "checkpoint_every": "20%",
+    }
+    cache = "device" if on_gpu else "none"
+    found = {
+        "pretrain": {
+            "model": model,
+            "data": {
+                "train": f"{arguments.data}:train",
+                "evaluate": f"{arguments.data}:test",
+                "pipeline": f"inception_crop({size},0.5,1.0)|flip",
+                "cache": cache,
+            },
+            "duration": arguments.steps,
+            "batch_size": 512,
+            "optimizer": {
+                "learning_rate": 1e-3,
+                "weight_decay": 0.05,
+                "betas": [0.9, 0.95],
+                "clip_norm": 1.0,
+            },
+            "evaluate_every": "20%",
+            **shared,
+        },
+        "finetune": {
+            "model": model,
+            "data": {
+                "train": f"{arguments.data}:train",
+                "evaluate": f"{arguments.data}:test",
+                "pipeline": f"inception_crop({size},0.5,1.0)|flip|randaugment(2,10)|mixup(0.2)",
+                "cache": cache,
+            },
+            "duration": arguments.finetune_steps,
+            "batch_size": 256,
+            "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.05, "clip_norm": 1.0},
+            "evaluate_every": "100%",
+            **shared,
+        },
+    }
+    files = {name: arguments.runs / f"{name}.yaml" for name in found}
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    for name, settings in found.items():
+        text = yaml.safe_dump(merge(settings, arguments.set), sort_keys=False)
+        files[name].write_text(f"# {name} of benchmarks/selfsup.py\n{text}")
+    return files
+
+
+def run(arguments: argparse.Namespace, recipe: Path, name: str, *changes: str) -> dict[str, Any]:
+    """Train to the end; return the result with its command and the time that the whole call took."""
+    path, began = str(arguments.runs / name), time.perf_counter()
+    result = train(recipe, changes, run=path, device=arguments.device, listener=Lines())
+    if result["status"] != "done":
+        sys.exit("stopped; the same command goes on")
+    command = ["vit", "train", str(recipe), *changes, "--run", path, "--device", arguments.device]
+    return {**result, "command": shlex.join(command), "wall_seconds": time.perf_counter() - began}
+
+
+def pretrain(arguments: argparse.Namespace, recipe: Path, start: str) -> dict[str, Any]:
+    """Pre-train without labels; the last picture is kept beside the results."""
+    words = ", ".join(f"{name}: {value}" for name, value in OBJECTIVES[start].items())
+    result = run(arguments, recipe, start, f"objective={{{words}}}")
+    picture = arguments.out.with_name(f"{arguments.out.stem}_{start}.png")
+    shutil.copyfile(result["pictures"][-1], picture)
+    keys = ("command", "steps", "metrics", "seconds", "wall_seconds", "cost")
+    return {**{key: result[key] for key in keys}, "picture": picture.name}
+
+
+def finetune(
+    arguments: argparse.Namespace, recipe: Path, start: str, share: str, seed: int
+) -> dict[str, Any]:
+    """Fine-tune a start, or train from scratch, on a share of the labels; each seed has labels of its own."""
+    part = "" if share == "100%" else f"[:{share},seed={seed}]"
+    changes = [f"data.train={arguments.data}:train{part}", f"seed={seed}"]
+    if start != "scratch":
+        changes.append(f"model={{name: {arguments.runs / start}}}")
+    result = run(arguments, recipe, f"{start}-{share.rstrip('%')}-{seed}", *changes)
+    keys = ("command", "steps", "seconds", "wall_seconds")
+    return {"accuracy": result["metrics"]["test/accuracy"], **{key: result[key] for key in keys}}
+
+
+def summary(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return mean and sample deviation of the accuracies of each start and share."""
+    found: dict[str, dict[str, Any]] = {}
+    for share in SHARES:
+        for start in STARTS:
+            prefix = f"{start}/{share}/"
+            values = [part["accuracy"] for key, part in sorted(parts.items()) if key.startswith(prefix)]
+            if values:
+                deviation = statistics.stdev(values) if len(values) > 1 else None
+                row = {"mean": statistics.mean(values), "std": deviation, "values": values}
+                found.setdefault(share, {})[start] = row
+    return found
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the summary as Markdown, in per cent."""
+
+    def cell(row: Mapping[str, Any] | None) -> str:
+        if row is None:
+            return ""
+        return f"{row['mean']:.2%}" + ("" if row["std"] is None else f" ± {100 * row['std']:.2f}")
+
+    lines = [f"| labels | {' | '.join(STARTS)} |", "|---|" + "---|" * len(STARTS)]
+    lines += [
+        f"| {share} | {' | '.join(cell(row.get(start)) for start in STARTS)} |" for share, row in rows.items()
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default="cifar10", help="DATA with train and test, without its split")
+    parser.add_argument("--steps", type=int, default=20_000, help="of pre-training")
+    parser.add_argument("--finetune-steps", type=int, default=3_000)
+    parser.add_argument("--seeds", type=int, default=3, help="of fine-tuning")
+    parser.add_argument("--model", nargs="*", default=[], help="settings of the model, key=value")
+    parser.add_argument("--set", nargs="*", default=[], help="settings of all runs, key=value")
+    parser.add_argument("--parts", nargs="*", default=[*OBJECTIVES, *SHARES], choices=[*OBJECTIVES, *SHARES])
+    parser.add_argument("--runs", type=Path, default=Path("runs/selfsup"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args()
+    files = recipes(arguments)
+    known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    settings = {name: yaml.safe_load(file.read_text()) for name, file in files.items()}
+    if known.get("settings", settings) != settings:
+        sys.exit(f"{arguments.out} has results of other settings: name another with --out")
+    parts: dict[str, Any] = known.setdefault("parts", {})
+    known |= {
+        "command": shlex.join(["python", "benchmarks/selfsup.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "machine": device_name(torch.device(arguments.device)),
+        "torch": torch.__version__,
+        "settings": settings,
+    }
+    jobs: list[tuple[Any, ...]] = [(start,) for start in OBJECTIVES if start in arguments.parts]
+    shares = [share for share in SHARES if share in arguments.parts]
+    jobs += [(start, share, seed) for share in shares for seed in range(arguments.seeds) for start in STARTS]
+    for job in jobs:
+        key = "/".join(map(str, job))
+        if key in parts:
+            continue
+        if len(job) == 1:
+            parts[key] = pretrain(arguments, files["pretrain"], job[0])
+        else:
+            parts[key] = finetune(arguments, files["finetune"], *job)
+        known["accuracy"] = summary(parts)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(known, indent=1) + "\n")
+        print(f"{key}: {parts[key].get('accuracy', 'done')}, {parts[key]['wall_seconds']:.0f} s", flush=True)
+    print(table(summary(parts)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""`vit inspect`: a path or JSON on standard output, reasons on standard error, bad input in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import vitkit
+from vitkit.models.configs import Preprocessing
+
+Vit = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model in ./model and two photos in ./photos."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = dict(image_size=8, patch=4, width=16, depth=2, heads=2, mlp_width=16)
+    made = vitkit.create_model("Ti/16", num_classes=3, **sizes)
+    vitkit.save(made, "model", class_names=["a", "b", "c"], preprocessing=Preprocessing(8))
+    Path("photos").mkdir()
+    for name in ("one", "two"):
+        Image.new("RGB", (20, 10), "red").save(f"photos/{name}.png")
+
+
+def test_the_page_is_named(vit: Vit) -> None:
+    answer = vit("inspect", "model", "photos", "--out", "seen", "--device", "cpu")
+    assert (answer.status, answer.out) == (0, "seen/index.html\n")
+    assert answer.err.splitlines()[-1] == (
+        "a map of pooling weights is not defined for this model, because its head reads the class token alone"
+    )
+    assert Path("seen/index.html").is_file() and Path("seen/photo-2-heads.png").is_file()
+
+
+def test_json(vit: Vit) -> None:
+    answer = vit("inspect", "model", "photos/one.png", "photos/two.png", "--json", "--target", "b")
+    assert answer.status == 0
+    result = json.loads(answer.out)
+    assert result == json.loads(Path("inspection/inspection.json").read_text())
+    assert [photo["target"] for photo in result["photos"]] == ["b", "b"]
+    assert (result["html"], result["attention_distance"]["images"]) == ("inspection/index.html", 2)
+
+
+def test_images_are_optional(vit: Vit) -> None:
+    answer = vit("inspect", "model")
+    assert (answer.status, answer.out) == (0, "inspection/index.html\n")
+    assert answer.err.endswith("attention is drawn over images: vit inspect MODEL IMAGES\n")
+
+
+def test_unreadable_images_are_failures(vit: Vit) -> None:
+    Path("photos/two.png").write_bytes(b"")
+    answer = vit("inspect", "model", "photos", "--json")
+    assert answer.status == 1
+    assert json.loads(answer.out)["unreadable"] == [{"image": "photos/two.png", "reason": "it is empty"}]
+    assert answer.err.endswith("cannot read photos/two.png: it is empty\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["modle", "photos"], "unknown model 'modle'"),
+        (["model", "photos", "--fuse", "sum"], "fuse is 'sum'; expected mean, max, min"),
+        (["model", "photos", "--target", "d"], "the model has no class 'd'"),
+        (["model", "photos", "photo.jpg"], "no such file or folder: photo.jpg"),
+        (["model", "photos", "--image-size", "big"], "--image-size is 'big'"),
+        (["model", "photos", "--out", "photos"], "photos exists and is not empty; --force writes into it"),
+    ],
+)
+def test_bad_input_is_one_line(vit: Vit, arguments: list[str], message: str) -> None:
+    answer = vit("inspect", *arguments)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.splitlines()[-1].startswith(f"error: {message}")

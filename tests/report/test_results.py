@@ -1,0 +1,190 @@
+"""What was measured of a run's model, and fine-tunings, on the report of runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import vitkit
+from vitkit.errors import InputError
+from vitkit.models.configs import Preprocessing
+from vitkit.report.results import accuracy_of, results_in_short
+from vitkit.report.runs import report
+
+TESTS = Path(__file__).parents[1]
+write_run = run_path(str(TESTS / "report" / "run_folders.py"))["write_run"]
+read = run_path(str(TESTS / "report" / "pages.py"))["read"]
+TINY = run_path(str(TESTS / "inspection" / "tiny_models.py"))
+FEW: list[dict[str, Any]] = [{"step": 200, "loss": 1.0}, {"step": 400, "loss": 0.5, "seconds": 100.0}]
+EVIL = "<script>alert(1)</script>"
+
+
+def png(color: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30), color).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_evaluation(folder: Path, **changes: Any) -> None:
+    """Write what `vit eval --out` does."""
+    folder.mkdir(parents=True)
+    results = {
+        "model": "runs/a",
+        "data": "digits:test",
+        "images": 382,
+        "accuracy": 0.75,
+        "top_5_accuracy": None,
+        "loss": 0.5,
+        "per_class": [
+            {"class": "good", "images": 10, "recall": 0.9},
+            {"class": EVIL, "images": 20, "recall": 0.25},
+        ],
+        **changes,
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "mistakes.png").write_bytes(png("red"))
+    (folder / "confusion.png").write_bytes(png("blue"))
+
+
+def write_finetuning(path: Path, seeds: int = 2, **changes: Any) -> Path:
+    """Write what `vit finetune` leaves behind, models and evaluation apart."""
+    path.mkdir(parents=True)
+    for seed in range(seeds):
+        write_run(path / f"seed-{seed}" / "run", FEW, config={"seed": seed}, name="run")
+    result = {
+        "request": {"model": "B/16@in21k", "data": "./pets"},
+        "status": "done",
+        "protocol": "paper",
+        "kept": "all weights",
+        "learning_rate": 0.003,
+        "measured_on": "./pets:test",
+        "metric": "accuracy",
+        "accuracy": 0.8125,
+        "std": 0.0125 if seeds > 1 else None,
+        "values": [0.8125] * seeds,
+        "sweep_results": [
+            {"learning_rate": 0.001, "accuracy": 0.7},
+            {"learning_rate": 0.003, "accuracy": 0.8},
+        ],
+        **changes,
+    }
+    (path / "finetune.json").write_text(json.dumps(result))
+    return path
+
+
+def write_model(path: Path, family: str = "cct") -> None:
+    config = TINY["FAMILIES"][family]
+    vitkit.save(TINY["make"](config), path, preprocessing=Preprocessing(config.size))
+
+
+def test_measured_results_and_mistakes_are_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    write_evaluation(run / "evaluation")
+    result = report([run])
+    assert result["runs"][0]["measured"] == {
+        "data": "digits:test",
+        "images": 382,
+        "accuracy": 0.75,
+        "loss": 0.5,
+    }
+    page = read(result["html"])
+    assert page.images == [png("red"), png("blue")]
+    measured = page.text.split("Measured")[1]
+    for words in ("75.00%", "382", "digits:test", f"{EVIL}2025.00%good1090.00%"):
+        assert words in measured
+
+
+def test_what_is_no_picture_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    write_evaluation(run / "evaluation", per_class=7, accuracy=float("nan"), images="x", data=[])
+    (run / "evaluation" / "mistakes.png").write_bytes(b"<svg onload=alert(1)>")
+    page = read(report([run])["html"])
+    assert page.images == [png("blue")]
+    assert results_in_short({"accuracy": "high"}) == {}
+
+
+def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_finetuning(Path("runs/pets"))
+    write_evaluation(path / "evaluation")
+    write_model(path / "model")
+    result = report([path])
+    assert result["html"] == "runs/pets/report/index.html"
+    assert [run["name"] for run in result["runs"]] == ["pets seed-0", "pets seed-1"]
+    assert [bool(run["measured"]) for run in result["runs"]] == [True, False]
+    text = read(result["html"]).text
+    for words in (
+        "81.25% ± 1.25",
+        "on ./pets:test, 2 seeds",
+        "B/16@in21k",
+        "all weights",
+        "Measured: pets seed-0",
+        "Inside pets seed-0",
+        "80.00%",
+    ):
+        assert words in text
+    assert text.split("Config differences")[1].startswith("pets seed-0pets seed-1seed01")
+    assert accuracy_of("runs/pets") == {"metric": "accuracy", "value": 0.75, "measured_on": "digits:test"}
+
+
+def test_a_fine_tuning_of_one_seed_has_its_name(tmp_path: Path) -> None:
+    result = report([write_finetuning(tmp_path / "pets", seeds=1)])
+    assert [run["name"] for run in result["runs"]] == ["pets"]
+    assert "81.25% on ./pets:test" in read(result["html"]).text
+
+
+def test_a_fine_tuning_that_has_just_begun_is_told(tmp_path: Path) -> None:
+    path = write_finetuning(tmp_path / "pets", seeds=0)
+    with pytest.raises(InputError, match="pets is a fine-tuning whose runs have no metrics: wait"):
+        report([path])
+    write_run(path / "seed-0" / "run", FEW)
+    (path / "finetune.json").write_text('{"request": {}, "status": "running"}')
+    assert report([path])["runs"][0]["name"] == "pets"
+
+
+def test_the_seeds_of_several_are_counted(tmp_path: Path) -> None:
+    paths = [write_finetuning(tmp_path / name, seeds=6) for name in "ab"]
+    with pytest.raises(InputError, match="12 runs were given; a report can tell 10 apart"):
+        report(paths, out=tmp_path / "out")
+
+
+def test_the_model_of_a_run_is_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW, config={"data": {"train": "digits:train", "evaluate": "digits:val"}})
+    write_model(run / "model")
+    page = read(report([run])["html"])
+    inside = page.text.split("Inside the model")[1]
+    assert "Similarity of positions is not defined for this model" in inside
+    assert len(page.images) == 1  # filters
+    page = read(report([run], inspect=True, device="cpu", force=True)["html"])
+    inside = page.text.split("Inside the model")[1]
+    assert "Mean over 32 images" in inside and inside.count("Attention rollout") == 3
+    assert len(page.images) == 2 + 3 * 7
+
+
+def test_a_model_that_cannot_be_drawn_has_a_sentence(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW, config={"data": {"train": "nowhere:train"}})
+    write_model(run / "model")
+    page = read(report([run], inspect=True, device="cpu")["html"])
+    assert "Attention is not drawn: unknown data source 'nowhere'" in page.text
+    assert len(page.images) == 1
+    (run / "model" / "config.json").write_text("{")
+    text = read(report([run], force=True)["html"]).text
+    assert "The model can't be drawn: " in text and "config.json" in text
+
+
+def test_a_run_without_a_model_has_nothing_to_inspect(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a has no model to inspect yet: leave out --inspect"):
+        report([write_run(tmp_path / "a", FEW)], inspect=True)
+
+
+def test_the_accuracy_of_what_is_no_run_is_unknown(tmp_path: Path) -> None:
+    assert accuracy_of("B/16") is None
+    assert accuracy_of(tmp_path) is None
+    assert accuracy_of(write_run(tmp_path / "a", FEW, best=None)) is None
+    assert accuracy_of(f"{tmp_path / 'a'}@last") is None

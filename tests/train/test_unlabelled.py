@@ -1,0 +1,216 @@
+"""Training without labels, in the loop: settings, resuming and two processes, held-out loss, pictures, transfer."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.distributed import TCPStore
+
+import vitkit
+from vitkit.data.draws import Draw
+from vitkit.errors import InputError
+from vitkit.evaluate.fewshot import fewshot
+from vitkit.evaluate.knn import knn
+from vitkit.train.recipes import resolve
+from vitkit.train.runs import read_record
+from vitkit.transfer.finetune import finetune
+
+HERE = Path(__file__).parent
+TINY = run_path(str(HERE / "tiny_runs.py"))
+PATCHES = ("objective=masked_patches", "model.patch=2", "data.pipeline=pad_crop(1)|flip")
+MAE = ("objective={name: mae, decoder_width: 16, decoder_depth: 1}", *PATCHES[1:])
+RANDOM = ("model.dropout=0.1", "model.stochastic_depth=0.2", "micro_batch=8")
+# Two processes: what both objectives share, and what each does with weights that are spread.
+PARALLEL: dict[str, tuple[str, ...]] = {
+    "ddp": (*PATCHES, "parallel=ddp"),
+    "fsdp": (*PATCHES, "parallel=fsdp", "micro_batch=4"),
+    "fsdp mae": (*MAE, "parallel=fsdp"),
+}
+
+
+def pictures(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted((path / "pictures").iterdir())}
+
+
+def test_every_setting_changes_the_loss(tmp_path: Path) -> None:
+    changes = ("corrupt_share=0.25", "target=colors_4x4", "target=pixels")
+    losses = set()
+    for number, change in enumerate(("", *changes)):
+        extra = [f"objective.{change}"] if change else []
+        result = TINY["run_tiny"](tmp_path / str(number), *PATCHES, *extra, "duration=3")
+        assert ("color_accuracy" in result["metrics"]) == (change != "target=pixels")
+        losses.add(result["metrics"]["test/loss"])
+    assert len(losses) == 4
+
+
+def test_objective_by_its_name_alone_takes_the_place_of_the_section(tmp_path: Path) -> None:
+    text = TINY["RECIPE"] + "objective: {loss: sigmoid, label_smoothing: 0.1}\n"
+    recipe = TINY["write_recipe"](tmp_path, text)
+    objective = resolve(recipe, ["objective=masked_patches", "objective.target=pixels"]).objective
+    assert (objective.name, objective.target, objective.loss) == ("masked_patches", "pixels", "auto")
+    with pytest.raises(InputError, match="loss has no meaning for objective 'masked_patches'"):
+        resolve(recipe, ["objective.name=masked_patches"])
+    with pytest.raises(InputError, match="name in objective is 'patches'; expected one of 'supervised'"):
+        resolve(recipe, ["objective=patches"])
+
+
+@pytest.mark.parametrize("changes", [PATCHES, MAE], ids=["masked_patches", "mae"])
+def test_stopped_and_resumed_equals_straight_through(changes: tuple[str, ...], tmp_path: Path) -> None:
+    one, other = tmp_path / "straight", tmp_path / "stopped"
+    TINY["run_tiny"](one, *changes, *RANDOM)
+    for step in (3, 7):
+        stop = {step: lambda: signal.raise_signal(signal.SIGTERM)}
+        assert TINY["run_tiny"](other, *changes, *RANDOM, at=stop)["status"] == "stopped"
+    assert TINY["run_tiny"](other, *changes, *RANDOM)["status"] == "done"
+    assert TINY["differences"](one, other) == []
+    assert pictures(one) == pictures(other)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train with two processes, and beside them with one alone."""
+    folder = tmp_path_factory.mktemp("ranks")
+    TINY["write_recipe"](folder)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, __file__, str(folder), str(store.port)]
+    started = run_path(str(HERE / "test_distributed.py"))["started"]
+    with started([*command, "0"], [*command, "1"]):
+        for name, changes in PARALLEL.items():
+            TINY["run_tiny"](folder / "one" / name, *changes)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARALLEL)
+def test_two_processes_give_the_curve_of_one(ranks: Path, name: str) -> None:
+    run_path(str(HERE / "test_distributed.py"))["close"](ranks / name, ranks / "one" / name, 5e-4)
+    assert read_record(ranks / name)["environment"]["processes"] == 2
+    ours, theirs = (pictures(folder / name) for folder in (ranks, ranks / "one"))
+    assert ours.keys() == theirs.keys() == {"00000006.png", "00000012.png"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [PATCHES, MAE], ids=["masked_patches", "mae"])
+def test_compiled(changes: tuple[str, ...], tmp_path: Path) -> None:
+    for name, extra in (("eager", []), ("compiled", ["compile=true"])):
+        TINY["run_tiny"](tmp_path / name, *changes, *extra)
+    for compiled, eager in zip(
+        TINY["lines"](tmp_path / "compiled"), TINY["lines"](tmp_path / "eager"), strict=True
+    ):
+        assert compiled == pytest.approx(eager, rel=1e-3, abs=1e-3)
+
+
+def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
+    listener = TINY["Listener"]()
+    result = TINY["run_tiny"](tmp_path / "run", *PATCHES, "evaluate_every=2", "duration=7", listener=listener)
+    files = [str(tmp_path / "run" / "pictures" / f"{step:08d}.png") for step in (2, 7)]
+    assert result["pictures"] == files
+    assert f"pictures of what it learns: {tmp_path / 'run' / 'pictures'}" in listener.notes
+    first, last = (np.asarray(Image.open(file)) for file in files)
+    assert first.shape == (4 * 128 + 3 * 4, 3 * 128 + 2 * 4, 3)  # four images of 8 pixels, 16 times as large
+    columns = [slice(0, 128), slice(132, 260), slice(264, 392)]
+    for column, same in zip(columns, (True, True, False), strict=True):
+        assert np.array_equal(first[:, column], last[:, column]) == same
+    digits = vitkit.open_data("digits:test[:65]").images
+    assert digits is not None
+    assert np.array_equal(first[:128:16, :128:16], digits[0].repeat(3, axis=2)[:, :, :3])
+    supervised = TINY["run_tiny"](tmp_path / "labels", "duration=2")
+    assert supervised["pictures"] == [] and not (tmp_path / "labels/pictures").exists()
+
+
+def test_pictures_are_of_train_where_nothing_is_measured(tmp_path: Path) -> None:
+    result = TINY["run_tiny"](tmp_path / "run", *MAE, "data.evaluate=null", "duration=2")
+    image = np.asarray(Image.open(result["pictures"][0]))
+    digits = vitkit.open_data("digits:train[:128]").images
+    assert digits is not None and np.array_equal(image[:128:16, :128:16, 0], digits[0][:, :, 0])
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_an_image_that_cannot_be_read_leaves_out_pictures_alone(tmp_path: Path) -> None:
+    for number in range(8):
+        folder = tmp_path / "photos" / "train" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(folder / f"{number}.png")
+    (tmp_path / "photos/train/a/0.png").write_bytes(b"no image")
+    listener = TINY["Listener"]()
+    result = TINY["run_tiny"](
+        tmp_path / "run", *MAE, f"data.train={tmp_path / 'photos'}:train", "data.evaluate=null",
+        "data.pipeline=resize(8)", "data.bad_images=skip", "data.workers=0", "batch_size=4", "duration=2",
+        listener=listener,
+    )  # fmt: skip
+    assert (result["status"], result["pictures"]) == ("done", [])
+    assert any(note.startswith("no pictures: ") for note in listener.notes)
+
+
+def test_the_loss_of_held_out_images(tmp_path: Path) -> None:
+    """Every image once, with choices of its own; nothing is best by it, so that the model is the last."""
+    changes = (*PATCHES, "average=null", "duration=4", "data.evaluate=digits:test[:21]")
+    result = TINY["run_tiny"](tmp_path / "run", *changes)
+    assert result["best"] is None
+    line = TINY["lines"](tmp_path / "run")[-1]
+    config = resolve(TINY["write_recipe"](tmp_path), changes)
+    from vitkit.train.build import build
+    from vitkit.world import World
+
+    parts = build(config, World(0, 1, torch.device("cpu")))
+    state = TINY["tensors"](tmp_path / "run")
+    parts.objective.load_state_dict(
+        {name.removeprefix("objective."): value for name, value in state.items() if "objective." in name[:10]}
+    )
+    images = torch.from_numpy(vitkit.open_data("digits:test[:21]").images).permute(0, 3, 1, 2)
+    images = images.expand(-1, 3, -1, -1).contiguous()
+    losses = []
+    with torch.no_grad():
+        for index in range(21):
+            draw = Draw(0, 0, np.array([index]), "held out")
+            given = parts.objective.eval().prepare({"image": images[index : index + 1]}, draw)
+            losses.append(float(parts.objective(given)[0]))
+    assert line["test/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    model = vitkit.load(tmp_path / "run", device="cpu").model.state_dict()
+    assert all(torch.equal(value, state[f"objective.model.{name}"]) for name, value in model.items())
+    assert not any(name.startswith(("corruption", "predict")) for name in model)
+
+
+@pytest.mark.parametrize("changes", [PATCHES, MAE], ids=["masked_patches", "mae"])
+def test_the_result_transfers_as_it_is(
+    changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = str(tmp_path / "run")
+    shapes = ("data.train=shapes:train[:64,size=8]", "data.pipeline=resize(8)|flip", "data.workers=0")
+    TINY["run_tiny"](Path(run), *changes, *shapes, "duration=2", "data.evaluate=null")
+    data: dict[str, Any] = {"evaluate": "digits:test[:50]", "device": "cpu"}
+    found = fewshot(run, "digits:train[:300]", shots=[2], seeds=1, **data)
+    found |= {"neighbours": knn(run, "digits:train[:300]", k=3, **data)["results"]}
+    assert all(0.1 < row["accuracy"] <= 1 for row in (*found["results"], *found["neighbours"]))
+    changes = ("protocol=paper", "image_size=8", "duration=2", "optimizer.learning_rate=1e-30")
+    tuned = finetune(run, "digits:train[:300]", changes, run=str(tmp_path / "tuned"), device="cpu")
+    assert tuned["status"] == "done"
+    before, after = (vitkit.load(path, device="cpu") for path in (run, tmp_path / "tuned"))
+    assert after.class_names == tuple("0123456789")
+    ours = after.model.state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in before.model.state_dict().items())
+
+
+def main(folder: Path, port: str, rank: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
+    attempts = itertools.count()
+    for name, changes in PARALLEL.items():
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(next(attempts))
+        TINY["run_tiny"](folder / name, *changes, recipe=folder / "tiny.yaml")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,103 @@
+"""`vit inspect`: what a model has learned, as a page and pictures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+import typer
+
+
+def inspect(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="NAME@FILE, a weight file, a model folder or a run.")
+    ],
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[IMAGES|DATA]", help="Files and folders of photos, or DATA such as 'cifar10:test'."
+        ),
+    ] = None,
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder to write.")] = "inspection",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help="Class of the gradient rollout, name or number; else what a photo is taken for.",
+        ),
+    ] = None,
+    num_images: Annotated[
+        int, typer.Option(min=1, help="Images that attention distance is the mean of.")
+    ] = 128,
+    num_photos: Annotated[int, typer.Option(min=0, help="Photos to draw maps of.")] = 6,
+    fuse: Annotated[str, typer.Option(help="Heads in rollout: mean, max or min.")] = "mean",
+    residual: Annotated[float, typer.Option(help="Weight of the identity in rollout.")] = 0.5,
+    discard: Annotated[float, typer.Option(help="Share of the smallest attention that rollout drops.")] = 0.0,
+    names: Annotated[str | None, typer.Option(metavar="FILE", help="Class names, one a line.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images that the model takes at once; else as memory allows.")
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option(metavar="N|HxW", help="Another input size than the model's own.")
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Tensors that may be missing or unused; may be repeated."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that isn't empty.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """See what a model has learned: vit inspect runs/photos holidays/ --out seen/
+
+    Writes index.html, one page that needs no other file, and its pictures as PNG: filters, similarity of positions,
+    attention distance, and for some photos rollout, gradient rollout, tokens, and every layer and head.
+    Without images, what needs none. An image that can't be read is reported, and the exit status is 1.
+    """
+    from vitkit.cli.arguments import parse_size
+    from vitkit.cli.output import note, print_json
+    from vitkit.cli.progress import progress_bar
+
+    size = None if image_size is None else parse_size(image_size)
+
+    from vitkit.inspection.flow import Fuse
+    from vitkit.report.inspection import inspect_model
+
+    with progress_bar("inspecting") as progress:
+        result = inspect_model(
+            model,
+            images or None,
+            out=out,
+            target=target,
+            num_images=num_images,
+            num_photos=num_photos,
+            fuse=cast(Fuse, fuse),
+            residual=residual,
+            discard=discard,
+            names=names,
+            device=device,
+            batch_size=batch_size,
+            image_size=size,
+            accept=accept or (),
+            force=force,
+            progress=progress,
+            announce=note,
+        )
+    if json:
+        print_json(result)
+    else:
+        print_result(result)
+    for entry in result["unreadable"]:
+        note(f"cannot read {entry['image']}: {entry['reason']}")
+    if result["unreadable"]:
+        raise typer.Exit(1)
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Print where the page is; say what isn't on it, and why."""
+    from vitkit.cli.output import note
+
+    print(result["html"])
+    for reason in dict.fromkeys(result["undefined"].values()):
+        note(reason)
+    if result["attention_distance"] is None and "distance" not in result["undefined"]:
+        note("attention is drawn over images: vit inspect MODEL IMAGES")

@@ -1,0 +1,82 @@
+"""What objectives that hide patches share: the models that have them, how many are hidden, pixels of what is painted."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vitkit.errors import InputError
+from vitkit.models.configs import HybridConfig, Preprocessing, ViTConfig
+from vitkit.models.model import Model
+from vitkit.models.vit import VisionTransformer
+from vitkit.objectives.objective import Objective
+
+GREY = 128
+"What a hidden patch looks like in pictures."
+
+
+class PatchObjective(Objective):
+    """Learns from the patches of an image that it hides, some but not all of them."""
+
+    def __init__(
+        self, model: Model, preprocessing: Preprocessing, name: str, setting: str, share: float
+    ) -> None:
+        """setting: names the share of patches to hide in messages."""
+        super().__init__(model, preprocessing)
+        self.config = config = check_vit(model.config, name)
+        assert isinstance(model, VisionTransformer)
+        self.num_hidden = round(config.num_patches * share)
+        if not 0 < self.num_hidden < config.num_patches:
+            raise InputError(
+                f"{setting} {share:g} takes {self.num_hidden} of {config.num_patches} patches: "
+                "some must be taken, and some left"
+            )
+        for part in ("attn_pool", "seq_pool", "fc_norm", "pre_logits", "head"):
+            if (module := getattr(model, part, None)) is not None:
+                module.requires_grad_(False)  # nothing here reads what comes after the encoder
+
+    def encoder_macs(self, model: VisionTransformer, num_patches: int) -> int:
+        """Return the multiply-adds of an encoder that embeds all patches and reads so many of them."""
+        embedding = self.config.num_patches * count_weights(model.patch_embed)
+        return embedding + block_macs(model.blocks, self.config.num_prefix + num_patches, self.config.width)
+
+    def as_pixels(self, patches: Tensor) -> Tensor:
+        """Return patches of normalised images (images, patches, values) as uint8."""
+        by_channel = patches.unflatten(2, (self.config.channels, -1))
+        values = by_channel / self.scale[:, 0] + self.mean[:, 0]
+        return values.round().clamp(0, 255).byte().flatten(2)
+
+
+def at(values: Tensor, numbers: Tensor) -> Tensor:
+    """Return the values (images, patches, size) at each image's own patches, by their numbers (images, chosen)."""
+    return values.gather(1, numbers[:, :, None].expand(-1, -1, values.shape[2]))
+
+
+def paste_patches(images: Tensor, patches: Tensor, patch: int) -> Tensor:
+    """Return the images with other patches, as `cut_patches` cuts them; a border that no patch covers stays."""
+    batch, channels, height, width = images.shape
+    rows, columns = height // patch, width // patch
+    tiles = patches.reshape(batch, rows, columns, channels, patch, patch).permute(0, 3, 1, 4, 2, 5)
+    pasted = images.clone()
+    pasted[:, :, : rows * patch, : columns * patch] = tiles.reshape(
+        batch, channels, rows * patch, columns * patch
+    )
+    return pasted
+
+
+def block_macs(blocks: nn.ModuleList, tokens: int, width: int) -> int:
+    """Return the multiply-adds of encoder blocks: every matrix on each token, and attention between all of them."""
+    return tokens * count_weights(blocks) + 2 * tokens * tokens * width * len(blocks)
+
+
+def count_weights(module: nn.Module) -> int:
+    """Return how many numbers a module's matrices hold: its multiply-adds for one token."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim > 1)
+
+
+def check_vit(config: object, objective: str) -> ViTConfig:
+    """Return the config of a model whose tokens are patches of the image, which hiding them needs."""
+    if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
+        raise InputError(f"objective {objective} needs a plain ViT, whose tokens are patches of the image")
+    if config.patch_dropout:
+        raise InputError(f"objective {objective} chooses patches by itself: set model.patch_dropout=0")
+    return config

@@ -1,0 +1,418 @@
+"""What inspection finds of a model: pictures and numbers, and a sentence for what is not defined for it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitkit.data.fetch import check_choice
+from vitkit.data.images import EXTENSIONS, find_images, prepare
+from vitkit.data.open import open_data
+from vitkit.data.parts import Progress, Unreadable, work_through
+from vitkit.data.sheet import spread
+from vitkit.data.sources.source import Files, Picture, Source
+from vitkit.data.spec import DataSpec
+from vitkit.errors import InputError, did_you_mean
+from vitkit.inspection import (
+    attention_distance,
+    attention_maps,
+    embedding_filters,
+    gradient_rollout,
+    pictures,
+    pooling_map,
+    position_similarity,
+    rollout,
+    token_colors,
+    uniform_distance,
+)
+from vitkit.inspection.asking import cell_size
+from vitkit.inspection.flow import Flow, Fuse
+from vitkit.models.configs import CompactConfig, HybridConfig, ViTConfig
+from vitkit.predictor import Prediction, Predictor
+
+Images = str | os.PathLike[str] | DataSpec | Iterable[str | os.PathLike[str]]
+TABLES = (".csv", ".parquet", ".tar")
+CHUNK = 16
+"Images that are prepared at once where the caller doesn't say how many."
+TOP = 5
+LARGEST, SMALL, LAYER = 320, 160, 150
+"Longest side of a photo in pixels; side below which its pixels are drawn as squares; side of a layer's map."
+NUM_METHODS = 6
+"Passes over each photo: predictions, rollout, its gradient, tokens, pooling, attention."
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture, the name of its file without ending, and its caption."""
+
+    name: str
+    image: Image.Image
+    caption: str
+
+    @cached_property
+    def png(self) -> bytes:
+        buffer = io.BytesIO()
+        self.image.save(buffer, "PNG", optimize=True)
+        return buffer.getvalue()
+
+
+class Distances(NamedTuple):
+    """Mean attention distances in pixels (layers, heads), that of uniform attention, and how many images they are of."""
+
+    values: np.ndarray
+    uniform: float
+    images: int
+
+
+@dataclass(frozen=True)
+class Photo:
+    """An image, what the model takes it for, and where the model looks."""
+
+    where: str
+    label: str | None
+    top: list[Prediction]
+    target: str | None
+    "The class of the gradient rollout."
+    tiles: list[Drawing]
+    sheets: list[Drawing]
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.where)
+
+
+@dataclass
+class Findings:
+    """All that was found; what is not defined has its reason in `undefined`."""
+
+    drawings: dict[str, Drawing] = field(default_factory=dict)
+    distances: Distances | None = None
+    photos: list[Photo] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+    undefined: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How rollout fuses heads, the weight of the residual, the share that it discards, and the class it is asked for."""
+
+    fuse: Fuse = "mean"
+    residual: float = 0.5
+    discard: float = 0.0
+    target: str | int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("fuse", self.fuse, Fuse)
+        Flow(self.residual, self.discard)  # refuses shares that are none
+
+
+def open_images(images: Images) -> Source:
+    """Return the images of files, folders or a DATA string: what exists and isn't a table or shards is photos."""
+    if isinstance(images, DataSpec):
+        return open_data(images, default="measure")
+    given = [images] if isinstance(images, str | os.PathLike) else list(images)
+    if not given:
+        raise InputError("no images to inspect: give one at least, or leave them out")
+    if len(given) == 1 and _is_data(os.fspath(given[0])):
+        is_there = os.path.exists(os.path.expanduser(given[0]))
+        return open_data(Path(given[0]) if is_there else given[0], default="measure")
+    paths = [str(path) for path in find_images([os.path.expanduser(path) for path in given])]
+    return Files("photos", "all", ("",), np.zeros(len(paths), np.int64), paths)
+
+
+def _is_data(text: str) -> bool:
+    path = os.path.expanduser(text)
+    suffix = os.path.splitext(path)[1].lower()
+    if os.path.isdir(path):
+        try:
+            return not find_images(path)
+        except InputError:  # parquet files or shards in a folder
+            return True
+    return suffix in TABLES if os.path.exists(path) else suffix not in EXTENSIONS
+
+
+def examine_weights(predictor: Predictor) -> Findings:
+    """Return what needs no images: filters and the similarity of positions."""
+    found = Findings()
+
+    def filters() -> Drawing:
+        values = embedding_filters(predictor)
+        caption = f"{values.caption[:1].upper()}{values.caption[1:]}."
+        return Drawing("filters", pictures.filter_sheet(values), caption)
+
+    def positions() -> Drawing:
+        image = pictures.similarity_picture(position_similarity(predictor))
+        caption = "Each tile: how alike a patch's position embedding is to those of all patches."
+        return Drawing("positions", image, caption)
+
+    for name, draw in (("filters", filters), ("positions", positions)):
+        if drawing := _attempt(found, name, draw):
+            found.drawings[name] = drawing
+    return found
+
+
+def examine(
+    predictor: Predictor,
+    source: Source,
+    *,
+    num_images: int,
+    num_photos: int,
+    options: Rollout | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Findings:
+    """Return what needs images too: attention distance over up to `num_images`, and maps of up to `num_photos`."""
+    options = options or Rollout()
+    for name, number, least in (("num_images", num_images, 1), ("num_photos", num_photos, 0)):
+        if number < least:
+            raise InputError(f"{name} must be at least {least}, not {number}")
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    if not len(source):
+        raise InputError(f"{source.name}:{source.split} has no images")
+    target = _target(predictor, options.target)
+    found = examine_weights(predictor)
+    config = predictor.model.config
+    used = spread(len(source), num_images)
+    shown = used[spread(len(used), num_photos)]
+    if not isinstance(config, ViTConfig | CompactConfig):
+        used = shown  # a ResNet has no attention to measure
+    done, total = 0, len(used) + NUM_METHODS * len(shown)
+
+    def tell(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    try:
+        kept = _measure(predictor, source, used, set(shown.tolist()), batch_size, found, tell)
+        if kept:
+            _photograph(predictor, source, kept, target, options, batch_size, found, tell)
+    except torch.OutOfMemoryError as error:
+        words = "" if batch_size is None else f" with batch size {batch_size}"
+        raise InputError(f"out of memory{words}: give a smaller --batch-size, or --device cpu") from error
+    return found
+
+
+def _target(predictor: Predictor, target: str | int | None) -> int | None:
+    """Return the number of a class that is given by name or number."""
+    if target is None:
+        return None
+    names = predictor.class_names
+    if not names:
+        raise InputError(f"{predictor.name} has no classification head: leave out the target {target!r}")
+    if target in names:
+        return names.index(str(target))
+    if str(target).isdecimal():
+        if int(target) < len(names):
+            return int(target)
+        raise InputError(f"no class {target}: the model has {len(names)}, counted from 0")
+    near = did_you_mean(str(target), names)
+    raise InputError(
+        f"the model has no class {target!r}{near or '; expected a name or a number, counted from 0'}"
+    )
+
+
+class Kept(NamedTuple):
+    """An image to be drawn: its place in the source, as it came, and as the model takes it."""
+
+    place: int
+    picture: Picture
+    prepared: Tensor
+
+
+def _measure(
+    predictor: Predictor,
+    source: Source,
+    used: np.ndarray,
+    shown: set[int],
+    batch_size: int | None,
+    found: Findings,
+    tell: Callable[[int], None],
+) -> list[Kept]:
+    """Sum up attention distances, a few images at a time, and return those images that are to be drawn."""
+    config, preprocessing = predictor.model.config, predictor.preprocessing
+    has_attention = isinstance(config, ViTConfig | CompactConfig)
+    kept: list[Kept] = []
+    sums, count = np.zeros(()), 0
+
+    def read(picture: Picture) -> tuple[Picture, Tensor]:
+        return picture, prepare(picture, preprocessing)
+
+    results = work_through(source, used, read)
+    while chunk := list(islice(results, batch_size or CHUNK)):
+        tensors = []
+        for index, result in chunk:
+            if isinstance(result, Unreadable):
+                found.unreadable.append(result)
+                continue
+            tensors.append(result[1])
+            if index in shown:
+                kept.append(Kept(index, *result))
+        if tensors and has_attention:
+            values = attention_distance(predictor, torch.stack(tensors), batch_size=batch_size)
+            sums, count = sums + len(tensors) * values, count + len(tensors)
+        tell(len(chunk))
+    if found.unreadable and len(found.unreadable) == len(used):
+        first = found.unreadable[0]
+        raise InputError(f"none of the images can be read; {first.image}: {first.reason}")
+    if not has_attention:
+        _attempt(found, "distance", lambda: attention_distance(predictor, torch.empty(0)))
+        return kept
+    assert isinstance(config, ViTConfig | CompactConfig)
+    if not np.isfinite(sums).all():
+        raise InputError(f"{predictor.name} gives attention that is not finite: its weights are broken")
+    found.distances = Distances(sums / count, uniform_distance(config.grid, cell_size(config)), count)
+    image = pictures.distance_picture(found.distances.values, found.distances.uniform)
+    caption = f"Mean over {count:,} {'image' if count == 1 else 'images'}; a point is a head."
+    found.drawings["distance"] = Drawing("attention_distance", image, caption)
+    return kept
+
+
+def _photograph(
+    predictor: Predictor,
+    source: Source,
+    kept: list[Kept],
+    target: int | None,
+    options: Rollout,
+    batch_size: int | None,
+    found: Findings,
+    tell: Callable[[int], None],
+) -> None:
+    """Draw each photo, what it is taken for, and every map that is defined."""
+    images = torch.stack([photo.prepared for photo in kept])
+    shares: dict[str, Any] = {
+        "residual": options.residual,
+        "discard": options.discard,
+        "batch_size": batch_size,
+    }
+    tops = _attempt(
+        found,
+        "prediction",
+        lambda: predictor.predict([photo.picture for photo in kept], TOP, batch_size or CHUNK),
+    )
+    tell(len(kept))
+    classes = [top[0]["index"] if target is None else target for top in tops or ()]
+    methods: dict[str, Callable[[], np.ndarray]] = {
+        "rollout": lambda: rollout(predictor, images, options.fuse, **shares),
+        # Without predictions there is no class to ask for, and the reason is the same.
+        "gradient": lambda: gradient_rollout(predictor, images, classes or 0, **shares),
+        "tokens": lambda: token_colors(predictor, images, batch_size=batch_size),
+        "pooling": lambda: pooling_map(predictor, images, batch_size=batch_size),
+        "attention": lambda: attention_maps(predictor, images, batch_size=batch_size),
+    }
+    maps: dict[str, np.ndarray] = {}
+    for name, compute in methods.items():
+        values = _attempt(found, name, compute)
+        if values is not None:
+            maps[name] = values
+        tell(len(kept))
+    for place, photo in enumerate(kept):
+        target_name = predictor.class_names[classes[place]] if classes else None
+        own = {method: values[place] for method, values in maps.items()}
+        picture = _sized(pictures.photo(photo.prepared, predictor.preprocessing))
+        found.photos.append(
+            Photo(
+                source.where(photo.place),
+                _label(source, photo.place),
+                tops[place] if tops else [],
+                target_name if "gradient" in maps else None,
+                _tiles(f"photo-{place + 1}", picture, own, target_name, predictor),
+                _sheets(f"photo-{place + 1}", picture, own),
+            )
+        )
+
+
+def _attempt(found: Findings, name: str, compute: Callable[[], Any]) -> Any:
+    """Return what is computed, or note why it is not defined and return None."""
+    try:
+        return compute()
+    except InputError as error:
+        found.undefined[name] = str(error)
+        return None
+
+
+def _tiles(
+    name: str, picture: Image.Image, maps: dict[str, np.ndarray], target: str | None, predictor: Predictor
+) -> list[Drawing]:
+    """Return the photo and what is drawn in its size."""
+    found = [Drawing(name, picture, "What the model saw")]
+    pool = "SeqPool" if getattr(predictor.model.config, "pool", "") == "seqpool" else "the MAP head"
+    captions = {
+        "rollout": "Attention rollout",
+        "gradient": f"Gradient rollout for {target}",
+        "pooling": f"Weights of {pool}",
+    }
+    for method, caption in captions.items():
+        if method in maps:
+            found.append(Drawing(f"{name}-{method}", pictures.overlay(picture, maps[method]), caption))
+    if "tokens" in maps:
+        image = pictures.color_picture(maps["tokens"], picture.size)
+        found.append(Drawing(f"{name}-tokens", image, "Patch tokens as colours"))
+    return found
+
+
+def _sheets(name: str, picture: Image.Image, maps: dict[str, np.ndarray]) -> list[Drawing]:
+    """Return each layer's map over the photo, and the map of every head of every layer."""
+    if "attention" not in maps:
+        return []
+    layers = maps["attention"].mean(1)  # (layers, rows, columns)
+    overlays = [pictures.overlay(picture, layer) for layer in layers]
+    captions = [f"layer {number}" for number in range(len(layers))]
+    title = "Attention of each layer, mean of its heads"
+    sheet = pictures.sheet(overlays, captions, min(6, len(layers)), title, side=LAYER)
+    grid = pictures.head_grid(maps["attention"])
+    return [
+        Drawing(f"{name}-layers", sheet, "Each layer over the photo, mean of its heads."),
+        Drawing(f"{name}-heads", grid, "Every head: columns are layers, rows are heads."),
+    ]
+
+
+def _sized(picture: Image.Image) -> Image.Image:
+    """Return a photo that is neither tiny nor larger than a page shows; few pixels stay sharp squares."""
+    longest = max(picture.size)
+    if longest < SMALL:
+        factor = -(-SMALL // longest)
+        return picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
+    picture.thumbnail((LARGEST, LARGEST), Image.Resampling.BICUBIC)
+    return picture
+
+
+def _label(source: Source, index: int) -> str | None:
+    """Return the class that data says; photos have none."""
+    if source.class_names == ("",):
+        return None
+    row = source.labels[index]
+    numbers = np.flatnonzero(row).tolist() if source.has_several_labels else [int(row)]
+    return ", ".join(source.class_names[number] for number in numbers) or None
+
+
+def grid_in_words(predictor: Predictor) -> str:
+    """Say what a map's cells are, '' for a model without any."""
+    config = predictor.model.config
+    if not isinstance(config, ViTConfig | CompactConfig):
+        return ""
+    (rows, columns), (height, width) = config.grid, cell_size(config)
+    if isinstance(config, HybridConfig):
+        what = (
+            "cells of the ResNet's feature map"
+            if config.patch == 1
+            else "patches of the ResNet's feature map"
+        )
+    elif isinstance(config, CompactConfig) and config.tokenizer == "convolutions":
+        what = "cells of the tokenizer's feature map"
+    else:
+        what = "patches"
+    return f"{rows} × {columns} {what}, each {height:g} × {width:g} pixels"

@@ -1,0 +1,165 @@
+"""What was measured of a run's model: its accuracy, its worst classes, the pictures of its mistakes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit.report import numbers
+from vitkit.report.folder import (
+    EVALUATION,
+    FINETUNE,
+    RESULTS,
+    STATE,
+    Run,
+    finite,
+    mapping,
+    read_object,
+    read_run,
+    text,
+)
+from vitkit.report.page import Html, element, facts, figure, fold, join, section, table
+
+MEASURES = {
+    "accuracy": "Accuracy",
+    "top_5_accuracy": "Top-5 accuracy",
+    "balanced_accuracy": "Balanced accuracy",
+    "mean_average_precision": "Mean average precision",
+    "calibration_error": "Calibration error",
+    "loss": "Loss",
+}
+PICTURES = {"mistakes.png": "The mistakes that the model was surest of", "confusion.png": "Confusion matrix"}
+MOST_CLASSES = 8
+PNG = b"\x89PNG\r\n\x1a\n"
+NOTHING = "–"
+
+
+def accuracy_of(model: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return what is known of the accuracy of a MODEL that is a run or its model folder: metric, value, and where."""
+    name = os.fspath(model)
+    is_last = name.endswith("@last")
+    path = Path(name.removesuffix("@last")).expanduser()
+    if path.name in ("model", "model-last"):
+        is_last, path = path.name == "model-last", path.parent
+    if not is_last and (found := results_in_short(read_object(path / EVALUATION / RESULTS))):
+        metric = next((name for name in MEASURES if name in found), None)
+        if metric:
+            return {"metric": metric, "value": found[metric], "measured_on": found["data"]}
+    if not (path / STATE).is_file():
+        return None
+    run = read_run(path)
+    if not is_last:
+        return run.best
+    accuracies = [name for name in run.finals if name.endswith("/accuracy") and "_ema/" not in name]
+    if not run.evaluations or not accuracies:
+        return None
+    return {"metric": accuracies[0], "value": run.finals[accuracies[0]], "step": run.step}
+
+
+def accuracy_in_words(found: Mapping[str, Any]) -> Html:
+    """Return a number and what it is of."""
+    where = f"on {found['measured_on']}" if found.get("measured_on") else ""
+    if found.get("step") is not None:
+        where = f"at step {found['step']:,}"
+    name = numbers.metric_name(found["metric"])
+    return join([_share(found["metric"], found["value"]), " ", element("small", f"{name} {where}".strip())])
+
+
+def results_in_short(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers over all images of what `vit eval` wrote; {} where there are none."""
+    found: dict[str, Any] = {
+        name: results[name] for name in MEASURES if finite(results.get(name)) is not None
+    }
+    if not found:
+        return {}
+    return {"data": text(results.get("data")), "images": finite(results.get("images")), **found}
+
+
+def result_sections(runs: Sequence[Run]) -> list[Html]:
+    """Return what fine-tunings came to, and what was measured of each run's model."""
+    parts = [part for run in runs for part in _finetuning(run)]
+    for run in runs:
+        results = run.results
+        short = results_in_short(results)
+        if not short:
+            continue
+        title = "Measured" if len(runs) == 1 else f"Measured: {run.name}"
+        parts.append(section(title, *_measured(run, results, short)))
+    return parts
+
+
+def _measured(run: Run, results: Mapping[str, Any], short: Mapping[str, Any]) -> list[Html]:
+    entries = [(words, _share(name, short[name])) for name, words in MEASURES.items() if name in short]
+    if short["images"] is not None:
+        entries.append(("Images", f"{short['images']:,.0f}"))
+    if short["data"]:
+        entries.append(("Data", short["data"]))
+    parts = [facts(entries, num_leads=1)]
+    for name, words in PICTURES.items():
+        path = run.home / EVALUATION / name
+        content = path.read_bytes() if path.is_file() else b""
+        if content.startswith(PNG):
+            parts.append(fold(words, figure(content, words, kind="wide"), is_open=name == "mistakes.png"))
+    if rows := _worst(results):
+        parts.append(
+            fold("Worst classes", table(["Class", "Images", "Accuracy"], rows, right=["Images", "Accuracy"]))
+        )
+    return parts
+
+
+def _worst(results: Mapping[str, Any]) -> list[list[str]]:
+    """Return name, images and score of the classes that fare worst."""
+    listed = results.get("per_class")
+    found = []
+    for row in map(mapping, listed if isinstance(listed, list) else []):
+        score = next((finite(row[key]) for key in ("recall", "average_precision") if key in row), None)
+        images = finite(row.get("images"))
+        if score is not None and images is not None:
+            found.append((score, -images, str(row.get("class"))))
+    return [
+        [name, f"{-images:,.0f}", numbers.percent(score)]
+        for score, images, name in sorted(found)[:MOST_CLASSES]
+    ]
+
+
+def _finetuning(run: Run) -> list[Html]:
+    """Return what the fine-tuning came to whose model this run made."""
+    known = read_object(run.home / FINETUNE)
+    metric = text(known.get("metric"))
+    value = finite(known.get(metric)) if metric else None
+    if metric is None or value is None:
+        return []
+    request, values = mapping(known.get("request")), known.get("values")
+    words = numbers.percent(value)
+    if (std := finite(known.get("std"))) is not None and isinstance(values, list):
+        words += f" ± {100 * std:.2f}"
+    seeds = len(values) if isinstance(values, list) else 1
+    where = f"on {known.get('measured_on')}" + (f", {seeds} seeds" if seeds > 1 else "")
+    entries: list[tuple[str, str]] = [
+        (numbers.metric_name(metric).capitalize(), join([words, " ", element("small", where)]))
+    ]
+    for name, label in (("model", "Start"), ("data", "Data")):
+        entries.append((label, str(request.get(name, NOTHING))))
+    for name, label in (("protocol", "Protocol"), ("kept", "Kept")):
+        entries.append((label, str(known.get(name, NOTHING))))
+    if (rate := finite(known.get("learning_rate"))) is not None:
+        entries.append(("Learning rate", f"{rate:g}"))
+    parts = [facts(entries, num_leads=1)]
+    tried = [
+        row
+        for row in map(mapping, known.get("sweep_results") or [])
+        if finite(row.get("accuracy")) is not None
+    ]
+    if tried:
+        rows = [[f"{row.get('learning_rate')}", numbers.percent(row["accuracy"])] for row in tried]
+        best = max(range(len(tried)), key=lambda place: tried[place]["accuracy"])
+        columns = ["Learning rate tried", "Accuracy on the dev split"]
+        parts.append(fold("Sweep", table(columns, rows, right=columns[1:], best=best)))
+    return [section("Fine-tuning", *parts)]
+
+
+def _share(name: str, value: float) -> str:
+    is_share = name != "loss" and not name.endswith("/loss")
+    return numbers.percent(value) if is_share else numbers.metric(name, value)

@@ -1,0 +1,104 @@
+"""The data sets of the paper's suite: which are in a folder, which not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitkit.data.cache import cache_folder
+from vitkit.data.open import open_data
+from vitkit.data.sources.source import Source
+from vitkit.errors import InputError
+from vitkit.evaluate.real import read_real, validation_numbers
+from vitkit.transfer.config import part_changes
+from vitkit.transfer.vtab.tasks import Exercise, find_tasks
+
+# Classes, images to learn from and images to report on.
+SETS = {
+    "imagenet": (1000, 1_281_167, 50_000),
+    "cifar10": (10, 50_000, 10_000),
+    "cifar100": (100, 50_000, 10_000),
+    "pets": (37, 3680, 3669),
+    "flowers102": (102, 1020, 6149),
+}
+REAL, VTAB = "real.json", "vtab"
+
+
+@dataclass(frozen=True)
+class Here:
+    """A data set that was found."""
+
+    data: str
+    counts: tuple[int, int, int]
+    "As in SETS."
+    measured: Source
+
+
+def find_root(folder: str | None) -> Path:
+    """Return where the data sets are."""
+    if folder is None:
+        return cache_folder() / "data"
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise InputError(f"{folder} is no folder; expected one that holds {', '.join(SETS)} or {VTAB}")
+    return root
+
+
+def find_sets(root: Path) -> tuple[dict[str, Here], dict[str, str]]:
+    """Return the data sets that are here, and why each other one isn't."""
+    here: dict[str, Here] = {}
+    absent: dict[str, str] = {}
+    for name in SETS:
+        own = root / name
+        data = str(own.absolute()) if own.is_dir() else f"{name}[root={root}]"
+        try:
+            train = open_data(data, default="train")
+            measured = open_data(data, default="measure", classes=train.class_names)
+            if train.has_several_labels:
+                raise InputError(f"{data} has several labels an image; {name} has one")
+        except InputError as error:
+            is_there = own.is_dir() or " is not in " not in str(error)
+            absent[name] = str(error) if is_there else f"{root} has neither a folder {name} nor torchvision's"
+            continue
+        here[name] = Here(data, (train.num_classes, len(train), len(measured)), measured)
+    return here, absent
+
+
+def find_real(root: Path, imagenet: Here | None) -> Path | str:
+    """Return ReaL's labels, or why it isn't measured."""
+    path = root / REAL
+    if not path.is_file():
+        return f"{root} has no {REAL}"
+    if imagenet is None:
+        return "it is measured with imagenet, which is left out"
+    try:
+        read_real(path)
+        validation_numbers(imagenet.measured)
+    except InputError as error:
+        return str(error)
+    if imagenet.counts[0] != SETS["imagenet"][0]:
+        return f"its labels are ImageNet's 1,000 classes, and {imagenet.data} has {imagenet.counts[0]:,}"
+    return path
+
+
+def find_vtab(root: Path, changes: Sequence[str]) -> tuple[list[Exercise], str]:
+    """Return VTAB's tasks that are here, or why none is run."""
+    folder = root / VTAB
+    own, rest = part_changes(changes)
+    if not folder.is_dir():
+        return [], f"{root} has no folder {VTAB}"
+    if own.protocol == "quick":
+        return [], "protocol=quick is none of VTAB's: vit vtab has the protocols light and fewshot"
+    if (duration := duration_of(rest)) is not None and not duration.isdecimal():
+        return [], f"duration={duration} is no number of steps, which VTAB's protocol takes"
+    if set(str(folder)) & set(",[]"):
+        return [], f"the folder {folder} has a comma or bracket in its name: rename it, or link to it"
+    tasks = [task for task in find_tasks(str(folder)).values() if isinstance(task, Exercise)]
+    return tasks, "" if tasks else f"{folder} holds none of its tasks"
+
+
+def duration_of(changes: Sequence[str]) -> str | None:
+    """Return the length of a run that changes ask for."""
+    found = [change.partition("=")[2].strip() for change in changes if change.startswith("duration=")]
+    return found[-1] if found else None
