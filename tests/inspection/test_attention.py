@@ -17,6 +17,7 @@ import vitkit
 from vitkit.data.images import prepare
 from vitkit.errors import InputError
 from vitkit.inspection import attention_distance, attention_maps, pooling_map, uniform_distance
+from vitkit.models.names import model_config
 from vitkit.models.record import Record
 
 TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
@@ -150,3 +151,17 @@ def test_trained_layers_look_further_the_deeper_they_are() -> None:
     )
     distances = attention_distance(predictor, images).mean(1)
     assert distances[8:].mean() > 1.5 * distances[:4].mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stride"),
+    [
+        ("ViT-Lite-2/4", 34, 4),
+        ("R+Ti/16", 232, 32),
+        ("CCT-14/7x2", 232, 16),
+        ("R26+S/32", 240, 32),
+        ("CCT-7/3x1", 32, 2),
+    ],
+)
+def test_tokens_are_a_stride_apart_whatever_the_size(name: str, size: int, stride: int) -> None:
+    assert model_config(name, image_size=size).stride == stride

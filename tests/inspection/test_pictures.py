@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,10 +115,18 @@ def test_distances_show_the_uniform_line() -> None:
     pictures.distance_picture(np.zeros((1, 1)), 0.0)
 
 
-def test_distances_as_csv(tmp_path: Path) -> None:
-    path = tmp_path / "distances.csv"
-    pictures.write_distances(np.array([[1.5, 20.0], [100.00004, 0.0]]), path)
-    assert path.read_bytes() == b"layer,head,pixels\n0,0,1.5000\n0,1,20.0000\n1,0,100.0000\n1,1,0.0000\n"
+def test_distances_as_csv() -> None:
+    table = pictures.distance_table(np.array([[1.5, 20.0], [100.00004, 0.0]]))
+    assert table == "layer,head,pixels\n0,0,1.5000\n0,1,20.0000\n1,0,100.0000\n1,1,0.0000\n"
+
+
+@pytest.mark.parametrize("side", [14, 24, 32])
+def test_a_few_patches_that_hold_everything_are_seen(side: int) -> None:
+    heat = np.full((side, side), 1e-6)
+    heat[3, 4] = 1.0
+    shown = np.asarray(pictures.overlay(Image.new("RGB", (8 * side, 8 * side)), heat)).astype(int).sum(2)
+    assert shown[8 * 3 + 4, 8 * 4 + 4] > shown.min() + 200
+    assert (shown > shown.min() + 200).mean() < 0.05
 
 
 def test_a_photo_is_what_the_model_saw() -> None:

@@ -295,6 +295,34 @@ def test_the_accuracy_of_a_run_is_shown(tmp_path: Path) -> None:
     assert found == {"metric": "accuracy", "value": 0.75, "measured_on": "digits:test"}
 
 
+def test_an_untrained_model_is_told_on_its_page(tmp_path: Path) -> None:
+    result = look("mu/16", None, tmp_path / "out")
+    assert "mu/16 is untrained: its weights are random" in read(result["html"]).text.replace("Mu/16", "mu/16")
+
+
+def test_a_run_without_a_name_of_its_own_is_called_by_its_folder(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine")
+    save(run / "model", "token")
+    assert look(str(run), None, tmp_path / "out")["name"] == "mine"
+    assert look(str(run / "model"), None, tmp_path / "out2")["name"] == "mine"
+
+
+def test_an_empty_folder_holds_no_photos(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no images in .*empty") as raised:
+        open_images(str(tmp_path / "empty"))
+    assert "CLASS" not in str(raised.value)
+
+
+def test_a_run_whose_metrics_are_lost_is_inspected_all_the_same(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    save(run / "model", "token")
+    (run / "metrics.jsonl").write_text("")
+    result = look(str(run), None, tmp_path / "out")
+    assert result["accuracy"] is None
+    assert any(note.startswith("its accuracy is not known: ") for note in result["notes"])
+
+
 def test_folders_of_tables_are_data(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert len(open_images("photos")) == 7

@@ -188,3 +188,30 @@ def test_the_accuracy_of_what_is_no_run_is_unknown(tmp_path: Path) -> None:
     assert accuracy_of(tmp_path) is None
     assert accuracy_of(write_run(tmp_path / "a", FEW, best=None)) is None
     assert accuracy_of(f"{tmp_path / 'a'}@last") is None
+
+
+def test_the_accuracy_of_the_last_weights_is_the_runs_own_metric(tmp_path: Path) -> None:
+    lines = [
+        {"step": 100, "knn_20/accuracy": 0.9},
+        {"step": 200, "test/accuracy": 0.5, "test_ema/accuracy": 0.7},
+        {"step": 400, "test/accuracy": 0.4, "test_ema/accuracy": 0.6},
+        {"step": 400, "loss": 1.0},
+        {"step": 450, "knn_20/accuracy": 0.95},
+    ]
+    best = {"metric": "test_ema/accuracy", "value": 0.7, "step": 200}
+    run = write_run(tmp_path / "a", lines, best=best)
+    assert accuracy_of(run) == best
+    assert accuracy_of(f"{run}@last") == {"metric": "test/accuracy", "value": 0.4, "step": 400}
+    unlabelled = write_run(tmp_path / "b", lines[:1], best=None)
+    assert accuracy_of(f"{unlabelled}@last") is None
+
+
+def test_pictures_of_a_run_without_labels_are_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    (run / "pictures").mkdir()
+    for step in (2, 400):
+        (run / "pictures" / f"{step:08d}.png").write_bytes(png("red"))
+    (run / "pictures" / "notes.png").write_bytes(b"no picture")
+    page = read(report([run])["html"])
+    assert "Step 2: an image, what is left of it" in page.text and "Step 400: an image" in page.text
+    assert len(page.images) == 2

@@ -237,7 +237,7 @@ def test_freezing_everything() -> None:
 
 def test_head_decay_needs_a_head() -> None:
     model = bare(ViTConfig(**dict(VIT, num_classes=0)))
-    expected = "^head_weight_decay needs a model with a head: leave it out, or set num_classes$"
+    expected = "^this trains no head, which optimizer.head_weight_decay is for: set it to null$"
     with pytest.raises(InputError, match=expected):
         parameter_groups(model, OptimizerConfig(head_weight_decay=1.0))
 

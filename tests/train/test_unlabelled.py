@@ -21,6 +21,7 @@ from vitkit.data.draws import Draw
 from vitkit.errors import InputError
 from vitkit.evaluate.fewshot import fewshot
 from vitkit.evaluate.knn import knn
+from vitkit.train.pictures import cut_pictures, drawn
 from vitkit.train.recipes import resolve
 from vitkit.train.runs import read_record
 from vitkit.transfer.finetune import finetune
@@ -124,6 +125,8 @@ def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
     digits = vitkit.open_data("digits:test[:65]").images
     assert digits is not None
     assert np.array_equal(first[:128:16, :128:16], digits[0].repeat(3, axis=2)[:, :, :3])
+    cut_pictures(tmp_path / "run", 5)
+    assert [path.name for path in drawn(tmp_path / "run")] == ["00000002.png"]
     supervised = TINY["run_tiny"](tmp_path / "labels", "duration=2")
     assert supervised["pictures"] == [] and not (tmp_path / "labels/pictures").exists()
 
@@ -145,16 +148,16 @@ def test_an_image_that_cannot_be_read_leaves_out_pictures_alone(tmp_path: Path) 
     listener = TINY["Listener"]()
     result = TINY["run_tiny"](
         tmp_path / "run", *MAE, f"data.train={tmp_path / 'photos'}:train", "data.evaluate=null",
-        "data.pipeline=resize(8)", "data.bad_images=skip", "data.workers=0", "batch_size=4", "duration=2",
+        "data.pipeline=resize(8)", "data.bad_images=skip", "data.workers=0", "batch_size=4", "duration=2", "evaluate_every=1",
         listener=listener,
     )  # fmt: skip
     assert (result["status"], result["pictures"]) == ("done", [])
-    assert any(note.startswith("no pictures: ") for note in listener.notes)
+    assert sum(note.startswith("no pictures: ") for note in listener.notes) == 1
 
 
 def test_the_loss_of_held_out_images(tmp_path: Path) -> None:
     """Every image once, with choices of its own; nothing is best by it, so that the model is the last."""
-    changes = (*PATCHES, "average=null", "duration=4", "data.evaluate=digits:test[:21]")
+    changes = (*PATCHES, "average=null", "duration=4", "data.evaluate=digits:test[:21]", "model.dropout=0.1")
     result = TINY["run_tiny"](tmp_path / "run", *changes)
     assert result["best"] is None
     line = TINY["lines"](tmp_path / "run")[-1]
@@ -214,3 +217,9 @@ def main(folder: Path, port: str, rank: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+
+
+@pytest.mark.parametrize("name", ["CCT-2/3x2", "R26+S/32", "BiT-R50x1"])
+def test_other_families_are_refused_whatever_a_recipe_sets(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="^objective masked_patches needs a plain ViT"):
+        TINY["run_tiny"](tmp_path / "run", *PATCHES, f"model.name={name}")

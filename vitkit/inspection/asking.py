@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import InputError
-from vitkit.models.configs import CompactConfig, HybridConfig, ViTConfig
+from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.models.model import Model
 from vitkit.models.record import Record
 from vitkit.predictor import Predictor
@@ -48,13 +48,6 @@ def reads_class_token(config: TransformerConfig) -> bool:
     if config.pool == "none":
         return bool(config.class_token)
     return config.pool == "token"
-
-
-def cell_size(config: TransformerConfig) -> tuple[float, float]:
-    """Return the height and width in pixels that a token stands for."""
-    if isinstance(config, ViTConfig) and not isinstance(config, HybridConfig):
-        return config.patch, config.patch  # pixels beyond the last whole patch are left out
-    return config.size[0] / config.grid[0], config.size[1] / config.grid[1]
 
 
 def ask(

@@ -12,7 +12,6 @@ from vitkit.inspection.asking import (
     Inspected,
     TransformerConfig,
     ask,
-    cell_size,
     reads_class_token,
     transformer,
     undefined,
@@ -32,7 +31,7 @@ def attention_distance(model: Inspected, images: Tensor, *, batch_size: int | No
     """
     module, config = transformer(model, "attention distance")
     like = next(module.parameters())
-    pixels = patch_distances(config.grid, cell_size(config)).to(like.device, torch.float32)
+    pixels = patch_distances(config.grid, (config.stride, config.stride)).to(like.device, torch.float32)
 
     def reduce(kind: str, layer: int | None, attention: Tensor) -> Tensor:
         patches = attention[:, :, config.num_prefix :, config.num_prefix :].float()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,13 +166,10 @@ def distance_picture(distances: np.ndarray, uniform: float | None = None) -> Ima
     return Image.open(buffer).convert("RGB")
 
 
-def write_distances(distances: np.ndarray, path: str | os.PathLike[str]) -> None:
-    """Write mean attention distances (layers, heads) as CSV: layer and head counted from 0, pixels."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["layer", "head", "pixels"])
-        for (layer, head), pixels in np.ndenumerate(distances):
-            writer.writerow([layer, head, f"{pixels:.4f}"])
+def distance_table(distances: np.ndarray) -> str:
+    """Return mean attention distances (layers, heads) as CSV: layer and head counted from 0, pixels."""
+    rows = [f"{layer},{head},{pixels:.4f}" for (layer, head), pixels in np.ndenumerate(distances)]
+    return "\n".join(["layer,head,pixels", *rows, ""])
 
 
 def head_grid(maps: np.ndarray, layers: Sequence[int] | None = None) -> Image.Image:
@@ -210,7 +205,7 @@ def _picture(values: np.ndarray) -> Image.Image:
 
 def _scaled(heat: np.ndarray) -> np.ndarray:
     """Return a map from 0 to 1; the few brightest patches share the top, so that one alone doesn't hide the rest."""
-    low, high = heat.min(), np.percentile(heat, 99)
+    low, high = heat.min(), max(np.percentile(heat, 99), heat.max() / 4)
     return ((heat - low) / (high - low)).clip(0, 1) if high > low else np.zeros_like(heat)
 
 

@@ -328,6 +328,12 @@ class CompactConfig(ModelConfig):
         return 0 if self.tokenizer == "patches" else max(1, self.kernel // 2)
 
     @property
+    def stride(self) -> int:
+        """Pixels per token along each side."""
+        pooled = 2 if self.tokenizer == "convolutions" else 1
+        return int((self.conv_stride * pooled) ** self.convolutions)
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of tokens."""
         sides = []

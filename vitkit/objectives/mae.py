@@ -38,7 +38,7 @@ class MaskedAutoencoding(PatchObjective):
         if self.config.positions_at != "stem" or self.config.positions == "relative":
             raise InputError("objective mae needs positions that are added at the stem")
         self.patch_norm = patch_norm
-        self.decoder = Decoder(self.config, decoder_width, decoder_depth)
+        self.decoder = Decoder(self.config, decoder_width, decoder_depth, self.last_norm())
         self._encoder = (Encoder(model),)  # in a tuple, so that its parameters are the model's alone
 
     def prepare(self, batch: Batch, draw: Draw) -> Batch:
@@ -103,7 +103,7 @@ class Decoder(nn.Module):
 
     positions: Tensor
 
-    def __init__(self, config: ViTConfig, width: int, depth: int) -> None:
+    def __init__(self, config: ViTConfig, width: int, depth: int, norms: list[nn.Module]) -> None:
         super().__init__()
         own = replace(
             config,
@@ -116,6 +116,7 @@ class Decoder(nn.Module):
             positions="sincos_2d",
             num_classes=0,
         )
+        self.normalize = nn.Sequential(*norms)
         self.narrow = nn.Linear(config.width, width)
         self.mask = nn.Parameter(torch.zeros(1, 1, width))
         self.register_buffer("positions", sincos_2d(own.grid, width), persistent=False)
@@ -127,7 +128,7 @@ class Decoder(nn.Module):
         nn.init.normal_(self.mask, std=0.02)
 
     def forward(self, tokens: Tensor, seen: Tensor) -> Tensor:
-        tokens = self.narrow(tokens)
+        tokens = self.narrow(self.normalize(tokens))
         places = seen[:, :, None].expand(-1, -1, tokens.shape[2])
         canvas = self.mask.to(tokens.dtype).expand(len(tokens), self.positions.shape[-2], -1)
         tokens = canvas.scatter(1, places, tokens) + self.positions  # (images, patches, width)

@@ -41,8 +41,7 @@ class MaskedPatches(PatchObjective):
             self.metric_names = ("loss", "color_accuracy", "gradient_norm")
         self.corruption = Corruption(config.width)
         outputs = self.cells**2 * self.num_colors or config.channels * config.patch**2
-        norms = [] if config.final_norm == "tokens" else [nn.LayerNorm(config.width, config.norm_epsilon)]
-        self.predict = nn.Sequential(*norms, linear := nn.Linear(config.width, outputs))
+        self.predict = nn.Sequential(*self.last_norm(), linear := nn.Linear(config.width, outputs))
         nn.init.zeros_(linear.weight)  # as the paper's other heads begin
         nn.init.zeros_(linear.bias)
         # In a tuple, so that its parameters are the model's and the corruption's alone.

@@ -34,6 +34,11 @@ class PatchObjective(Objective):
             if (module := getattr(model, part, None)) is not None:
                 module.requires_grad_(False)  # nothing here reads what comes after the encoder
 
+    def last_norm(self) -> list[nn.Module]:
+        """Return a norm for the encoder's output where the model's own comes after its pool."""
+        config = self.config
+        return [] if config.final_norm == "tokens" else [nn.LayerNorm(config.width, config.norm_epsilon)]
+
     def encoder_macs(self, model: VisionTransformer, num_patches: int) -> int:
         """Return the multiply-adds of an encoder that embeds all patches and reads so many of them."""
         embedding = self.config.num_patches * count_weights(model.patch_embed)

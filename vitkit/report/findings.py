@@ -36,7 +36,6 @@ from vitkit.inspection import (
     token_colors,
     uniform_distance,
 )
-from vitkit.inspection.asking import cell_size
 from vitkit.inspection.flow import Flow, Fuse
 from vitkit.models.configs import CompactConfig, HybridConfig, ViTConfig
 from vitkit.predictor import Prediction, Predictor
@@ -138,7 +137,7 @@ def _is_data(text: str) -> bool:
         try:
             return not find_images(path)
         except InputError:  # parquet files or shards in a folder
-            return True
+            return bool(os.listdir(path))
     return suffix in TABLES if os.path.exists(path) else suffix not in EXTENSIONS
 
 
@@ -274,7 +273,7 @@ def _measure(
     assert isinstance(config, ViTConfig | CompactConfig)
     if not np.isfinite(sums).all():
         raise InputError(f"{predictor.name} gives attention that is not finite: its weights are broken")
-    found.distances = Distances(sums / count, uniform_distance(config.grid, cell_size(config)), count)
+    found.distances = Distances(sums / count, uniform_distance(config.grid, config.stride), count)
     image = pictures.distance_picture(found.distances.values, found.distances.uniform)
     caption = f"Mean over {count:,} {'image' if count == 1 else 'images'}; a point is a head."
     found.drawings["distance"] = Drawing("attention_distance", image, caption)
@@ -404,7 +403,7 @@ def grid_in_words(predictor: Predictor) -> str:
     config = predictor.model.config
     if not isinstance(config, ViTConfig | CompactConfig):
         return ""
-    (rows, columns), (height, width) = config.grid, cell_size(config)
+    rows, columns = config.grid
     if isinstance(config, HybridConfig):
         what = (
             "cells of the ResNet's feature map"
@@ -415,4 +414,4 @@ def grid_in_words(predictor: Predictor) -> str:
         what = "cells of the tokenizer's feature map"
     else:
         what = "patches"
-    return f"{rows} × {columns} {what}, each {height:g} × {width:g} pixels"
+    return f"{rows} × {columns} {what}, each {config.stride} × {config.stride} pixels"

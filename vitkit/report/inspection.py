@@ -14,7 +14,7 @@ from vitkit.cost import cost_of
 from vitkit.data.parts import Progress
 from vitkit.errors import InputError
 from vitkit.inspection.flow import Fuse
-from vitkit.inspection.pictures import write_distances
+from vitkit.inspection.pictures import distance_table
 from vitkit.models.configs import CompactConfig, ResNetConfig, Size, ViTConfig
 from vitkit.predictor import Names, Predictor, load
 from vitkit.report import numbers
@@ -74,6 +74,11 @@ def inspect_model(
     source = None if images is None else open_images(images)
     predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
     notes = (*predictor.notes, *(source.notes if source else ()))
+    accuracy = None
+    try:
+        accuracy = accuracy_of(model)
+    except InputError as error:  # what was measured can't be read; the model can
+        notes += (f"its accuracy is not known: {error}",)
     if announce:
         for line in notes:
             announce(line)
@@ -89,15 +94,15 @@ def inspect_model(
             batch_size=batch_size,
             progress=progress,
         )
-    accuracy = accuracy_of(model)
     contents = {f"{drawing.name}.png": drawing.png for drawing in _drawings(found)}
-    table_file = [DISTANCES] if found.distances is not None else []
+    if found.distances is not None:
+        contents[DISTANCES] = distance_table(found.distances.values).encode()
     text = _page(os.fspath(model), predictor, found, options, accuracy)
-    result = _result(predictor, found, accuracy)
+    result = _result(_name(os.fspath(model), predictor), predictor, found, accuracy)
     result |= {
         "model": os.fspath(model),
         "html": str(folder / PAGE),
-        "files": [str(folder / name) for name in (*contents, *table_file, RECORD, PAGE)],
+        "files": [str(folder / name) for name in (*contents, RECORD, PAGE)],
         "notes": list(notes),
     }
     contents[RECORD] = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
@@ -106,8 +111,6 @@ def inspect_model(
         path.unlink(missing_ok=True)
     for name, content in contents.items():
         write_file(folder / name, content)
-    if found.distances is not None:
-        write_distances(found.distances.values, folder / DISTANCES)
     return result
 
 
@@ -129,11 +132,21 @@ def _drawings(found: Findings) -> list[Drawing]:
     return [*found.drawings.values(), *photos]
 
 
-def _result(predictor: Predictor, found: Findings, accuracy: dict[str, Any] | None) -> dict[str, Any]:
+def _name(model: str, predictor: Predictor) -> str:
+    """Return what to call a model: its own name where it has one, else its run's."""
+    path = Path(model.removesuffix("@last"))
+    if predictor.name not in ("model", "model-last"):
+        return predictor.name
+    return (path.parent if path.name == predictor.name else path).resolve().name
+
+
+def _result(
+    name: str, predictor: Predictor, found: Findings, accuracy: dict[str, Any] | None
+) -> dict[str, Any]:
     config, distances = predictor.model.config, found.distances
     cost = cost_of(config)
     return {
-        "name": predictor.name,
+        "name": name,
         "accuracy": accuracy,
         "cost": {
             "parameters": cost.parameters,
@@ -165,8 +178,8 @@ def _page(
 ) -> str:
     about = "What the model has learned" if model == predictor.name else f"What {model} has learned"
     return page(
-        predictor.name,
-        *_alerts(found),
+        _name(model, predictor),
+        *_alerts(found, predictor),
         _facts(predictor, accuracy),
         *weight_sections(found),
         distance_section(found),
@@ -178,12 +191,14 @@ def _page(
     )
 
 
-def _alerts(found: Findings) -> list[Html]:
+def _alerts(found: Findings, predictor: Predictor) -> list[Html]:
+    untrained = [note for note in predictor.notes if "untrained" in note]
+    alerts = [element("p", sentence(note), class_="alert") for note in untrained]
     if not found.unreadable:
-        return []
+        return alerts
     count, first = len(found.unreadable), found.unreadable[0]
     words = f"{count:,} {'image' if count == 1 else 'images'} can't be read"
-    return [element("p", f"{words}, such as {first.image}: {first.reason}", class_="alert")]
+    return [*alerts, element("p", f"{words}, such as {first.image}: {first.reason}", class_="alert")]
 
 
 def _facts(predictor: Predictor, accuracy: dict[str, Any] | None) -> Html:
@@ -193,7 +208,7 @@ def _facts(predictor: Predictor, accuracy: dict[str, Any] | None) -> Html:
     if accuracy:
         known["Accuracy"] = accuracy_in_words(accuracy)
     known |= {"Parameters": numbers.compact(cost.parameters), "MACs an image": numbers.compact(cost.macs)}
-    known["Classes"] = f"{config.num_classes:,}"
+    known["Classes"] = f"{config.num_classes:,}" if config.num_classes else "no head"
     shape, below = f"{config.size[0]} × {config.size[1]} pixels", grid_in_words(predictor)
     known["Image"] = join([shape, element("small", below)])
     if isinstance(config, ViTConfig | CompactConfig):

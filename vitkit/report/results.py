@@ -50,12 +50,12 @@ def accuracy_of(model: str | os.PathLike[str]) -> dict[str, Any] | None:
     if not (path / STATE).is_file():
         return None
     run = read_run(path)
-    if not is_last:
-        return run.best
-    accuracies = [name for name in run.finals if name.endswith("/accuracy") and "_ema/" not in name]
-    if not run.evaluations or not accuracies:
-        return None
-    return {"metric": accuracies[0], "value": run.finals[accuracies[0]], "step": run.step}
+    best = run.best
+    if not is_last or best is None:
+        return best
+    metric = best["metric"].replace("_ema/", "/")  # the last weights are not averaged
+    lines = [line for line in run.evaluations if metric in line]
+    return {"metric": metric, "value": lines[-1][metric], "step": int(lines[-1]["step"])} if lines else None
 
 
 def accuracy_in_words(found: Mapping[str, Any]) -> Html:
@@ -78,8 +78,8 @@ def results_in_short(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_sections(runs: Sequence[Run]) -> list[Html]:
-    """Return what fine-tunings came to, and what was measured of each run's model."""
-    parts = [part for run in runs for part in _finetuning(run)]
+    """Return what fine-tunings came to, what a run without labels paints, and what was measured of each model."""
+    parts = [part for run in runs for part in (*_finetuning(run), *_painted(run, len(runs) == 1))]
     for run in runs:
         results = run.results
         short = results_in_short(results)
@@ -122,6 +122,20 @@ def _worst(results: Mapping[str, Any]) -> list[list[str]]:
         [name, f"{-images:,.0f}", numbers.percent(score)]
         for score, images, name in sorted(found)[:MOST_CLASSES]
     ]
+
+
+def _painted(run: Run, is_alone: bool) -> list[Html]:
+    """Return the first and last picture of what a run makes of the patches that it hides."""
+    shown = []
+    for path in sorted((run.path / "pictures").glob("*.png")):
+        content = path.read_bytes()
+        if path.stem.isdigit() and content.startswith(PNG):
+            words = f"Step {int(path.stem):,}: an image, what is left of it, what the model makes of that"
+            shown.append(figure(content, words, words, kind="sheet"))
+    if not shown:
+        return []
+    title = "Without labels" if is_alone else f"Without labels: {run.name}"
+    return [section(title, element("div", *shown, class_="pair"))]
 
 
 def _finetuning(run: Run) -> list[Html]:

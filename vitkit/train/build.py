@@ -30,6 +30,7 @@ from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing, model_config
 from vitkit.objectives import build_objective
 from vitkit.objectives.objective import Objective
+from vitkit.objectives.patches import check_vit
 from vitkit.objectives.supervised import Supervised
 from vitkit.train.average import Average
 from vitkit.train.config import PreprocessingConfig, TrainConfig
@@ -178,6 +179,10 @@ def build_model(
     name, new_head = config.model["name"], settings.pop("new_head", False)
     torch.manual_seed(config.seed)
     if find_source(name).path is None:
+        if config.objective.name != "supervised":
+            check_vit(
+                model_config(name), config.objective.name
+            )  # before its settings are read by another family
         sized = {} if size is None else {"image_size": size}
         wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
         return build_module(wanted), _preprocessing(config.preprocessing, default_preprocessing(wanted)), ()

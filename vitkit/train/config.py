@@ -106,7 +106,7 @@ class TrainConfig:
     average: float | None = None
     "Decay of a running average of the weights, measured beside them and kept in their place; none keeps no average."
     select: Literal["best", "last"] = "best"
-    "Which weights model/ holds: those that measured best, or the last ones (so that nothing is chosen by the data measured on)."
+    "Which weights model/ holds: those that measured best, or the last ones (so that nothing is chosen by the data measured on); without labels always the last."
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     "Activations: auto is bfloat16 on a GPU, float32 elsewhere. Weights are float32 always."
     compile: bool | Literal["graphs"] = False

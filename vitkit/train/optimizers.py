@@ -155,7 +155,7 @@ def parameter_groups(
     """Return the parameters that learn, grouped by `lr_scale` and `weight_decay`."""
     parameters = dict(model.named_parameters())
     if config.head_weight_decay is not None and not any(name.startswith(HEAD) for name in parameters):
-        raise InputError("head_weight_decay needs a model with a head: leave it out, or set num_classes")
+        raise InputError("this trains no head, which optimizer.head_weight_decay is for: set it to null")
     scales = learning_rate_scales(parameters, config.layer_decay)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
 

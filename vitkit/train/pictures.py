@@ -46,14 +46,18 @@ class Pictures:
         )
         self.draws = Draw(config.seed, 0, self.indices, "pictures")
         self.images: Tensor | None = None
+        self.can_draw = True
 
     def draw(self, step: int) -> None:
         """Write the picture of a step; each process takes part, since weights may be spread over them."""
+        if not self.can_draw:
+            return
         if self.images is None:
             try:
                 [batch] = self.loader
             except InputError as error:
                 self.listener.note(f"no pictures: {error}")
+                self.can_draw = False
                 return
             self.images = batch["image"]
             self.listener.note(f"pictures of what it learns: {self.path / FOLDER}")
@@ -70,6 +74,13 @@ class Pictures:
         with written_whole(folder / f"{step:08d}.png") as part:
             Image.fromarray(sheet(panels.cpu().numpy())).save(part, "PNG")
         for file in drawn(self.path)[1:-1]:
+            file.unlink()
+
+
+def cut_pictures(path: Path, step: int) -> None:
+    """Remove the pictures of later steps, as a run does that goes on from there."""
+    for file in drawn(path):
+        if int(file.stem) > step:
             file.unlink()
 
 

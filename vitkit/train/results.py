@@ -17,7 +17,7 @@ from vitkit.train.config import TrainConfig
 from vitkit.train.distributed import whole
 from vitkit.train.estimate import Estimate
 from vitkit.train.log import Journal, Listener, Totals
-from vitkit.train.pictures import Pictures
+from vitkit.train.pictures import Pictures, cut_pictures
 from vitkit.train.runs import RunFolder, cut_metrics, read_metrics
 from vitkit.weights.convert import save as save_model
 from vitkit.world import World
@@ -59,6 +59,7 @@ class Results:
         """Go on from a step that took so many seconds; lines of later steps are forgotten."""
         if self.folder:
             cut_metrics(self.path, step)
+            cut_pictures(self.path, step)
             self.folder.update(
                 status="running", step=step, steps=self.parts.periods.total, message="", best=self._best()
             )
@@ -116,7 +117,7 @@ class Results:
         chosen = split
         for name, value in evaluator.run(self.parts.model, self.dtype).items():
             line[f"{split}/{name}"] = value
-        if average:
+        if average and isinstance(evaluator, Classification):  # an objective's own weights are not averaged
             chosen = f"{split}_ema"
             with average.applied(self.parts.model):
                 for name, value in evaluator.run(self.parts.model, self.dtype).items():
