@@ -31,7 +31,7 @@ def quickstart(
             raise KeyboardInterrupt
         return result
 
-    run("shapes", "shapes")
+    run("shapes", "shapes", "duration=2.5 epochs")
     rows: list[dict[str, Any]] = []
     for labels, (data, duration) in LABELS.items():
         found: dict[str, list[float]] = {"pre-trained": [], "scratch": []}
