@@ -116,6 +116,7 @@ class Standing:
             "run": options["run"],
             "protocol": "quick" if "protocol=quick" in changes else "paper",
             "kept": self.kept,
+            "models": [f"{options['run']}/seed-{seed}/run/model" for seed in range(options["seeds"])],
             "accuracy": statistics.mean(values),
             "values": values,
             "device_hours": 1.5,

@@ -200,11 +200,7 @@ class Part(NamedTuple):
 
 def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
     """Return the images with each part's operation done to its rows; a row may be in one part, or in none."""
-    if images.ndim != 4 or images.dtype != torch.uint8:
-        raise InputError(
-            f"augmentation takes uint8 images (batch, channels, height, width), "
-            f"not {str(images.dtype).removeprefix('torch.')} {tuple(images.shape)}"
-        )
+    _check_images(images)
     height, width = images.shape[-2:]
     jobs = [
         Job(functools.partial(_direct, part.name), part.rows, (part.amounts.astype(np.float32),))
@@ -218,6 +214,14 @@ def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
         taps = np.concatenate([np.full(len(part.rows), TAPS[part.interpolation]) for part in moved])
         jobs += sampling_jobs(rows, matrices, taps, height, width)
     return _run(images, jobs, fill)
+
+
+def _check_images(images: Tensor) -> None:
+    if images.ndim != 4 or images.dtype != torch.uint8:
+        raise InputError(
+            f"augmentation takes uint8 images (batch, channels, height, width), "
+            f"not {str(images.dtype).removeprefix('torch.')} {tuple(images.shape)}"
+        )
 
 
 def _run(images: Tensor, jobs: Sequence[Job], fill: Fill) -> Tensor:
@@ -263,12 +267,10 @@ def send(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
 
 def flip(images: Tensor, draw: Draw, probability: float = 0.5) -> Tensor:
     """Swap left and right of some images."""
+    _check_images(images)
     chosen = draw.uniform("flip")[:, 0] < probability
-    if images.device.type == "cpu":
-        rows = np.flatnonzero(chosen)
-        return apply(images, [Part("Mirror", rows, np.zeros(len(rows)))])
     [mask] = send(images.device, chosen.reshape(-1, 1, 1, 1))
-    return torch.where(mask, images.flip(-1), images)  # in two passes, where sorting takes five
+    return torch.where(mask, mirror(images), images)
 
 
 def pad_crop(

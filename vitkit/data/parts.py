@@ -114,3 +114,13 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")

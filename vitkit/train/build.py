@@ -180,9 +180,8 @@ def build_model(
     torch.manual_seed(config.seed)
     if find_source(name).path is None:
         if config.objective.name != "supervised":
-            check_vit(
-                model_config(name), config.objective.name
-            )  # before its settings are read by another family
+            # Before another family reads the settings of a recipe's model.
+            check_vit(model_config(name), config.objective.name)
         sized = {} if size is None else {"image_size": size}
         wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
         return build_module(wanted), _preprocessing(config.preprocessing, default_preprocessing(wanted)), ()

@@ -12,6 +12,7 @@ from typing import Any
 
 from vitkit.config import merge
 from vitkit.data.open import open_data
+from vitkit.data.parts import write_text
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.evaluate.features import mean_and_spread
@@ -278,8 +279,5 @@ def read_result(path: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write what is known, aside and then renamed."""
-    path.mkdir(parents=True, exist_ok=True)
-    aside = path / f".{RESULT}"
-    aside.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    aside.replace(path / RESULT)
+    """Write what is known."""
+    write_text(path / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 
 import torch
 
-from vitkit.data.parts import written_whole
+from vitkit.data.parts import write_text
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.splits import counted
 from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
+from vitkit.evaluate.features import mean_and_spread
 from vitkit.evaluate.run import evaluate
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
@@ -137,8 +137,8 @@ def run_suite(
         "device_hours": sum(row["device_hours"] for row in results.values()),
         "published": beside(config),
     }
-    _write(path / RESULT, json.dumps(document, indent=2, allow_nan=False) + "\n")
-    _write(path / TABLE, as_markdown(document))
+    write_text(path / RESULT, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    write_text(path / TABLE, as_markdown(document))
     return document
 
 
@@ -245,21 +245,21 @@ def _row(result: dict[str, Any], changes: Sequence[str], remarks: Sequence[str])
         "device_hours": result["device_hours"],
         "run": result["run"],
         "measured_on": result["measured_on"],
-        "models": result.get("models") or [f"{result['run']}/seed-{n}/run/model" for n in range(len(values))],
+        "models": result["models"],
     }
 
 
 def _spread(values: list[float], kept: str, remarks: Sequence[str]) -> dict[str, Any]:
     """Return mean and deviation of the seeds; where they gave one model, it isn't counted several times."""
     said = list(remarks)
-    std = statistics.stdev(values) if len(values) > 1 else None
+    mean, std = mean_and_spread(values)
     if len(values) > 1 and len(set(values)) == 1:
         if kept == HEAD_ALONE:
             std = None
             said.append(ONE_MODEL)
         else:
             said.append(ONE_NUMBER)
-    return {"accuracy": statistics.mean(values), "std": std, "values": values, "remarks": said}
+    return {"accuracy": mean, "std": std, "values": values, "remarks": said}
 
 
 def _real_row(path: Path, imagenet: dict[str, Any], labels: Path, device: str, force: bool) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _real_row(path: Path, imagenet: dict[str, Any], labels: Path, device: str, f
         values = [value for value in found if value is not None]
         if not values:
             raise InputError(f"{labels} has no label for any image of {imagenet['measured_on']}")
-        _write(file, json.dumps({"imagenet": imagenet["values"], "values": values}) + "\n")
+        write_text(file, json.dumps({"imagenet": imagenet["values"], "values": values}) + "\n")
     return {
         **imagenet,
         **_spread(values, imagenet["kept"], [said for said in imagenet["remarks"] if said not in ONE]),
@@ -327,9 +327,3 @@ def _vtab_row(result: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         "device_hours": result["device_hours"],
         "run": result["run"],
     }
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as part:
-        part.write_text(text, encoding="utf-8")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vitkit.data.parts import write_text
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig
@@ -316,14 +317,7 @@ def _read(folder: Path, task: Exercise | Missing) -> dict[str, Any] | None:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Write JSON, aside and then renamed."""
-    aside = path.with_name(f".{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        raise InputError(f"{path} can't be written: {error.strerror or error}") from None
+    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def _reason(error: Exception) -> str:
