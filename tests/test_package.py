@@ -22,7 +22,8 @@ PACKAGE = ROOT / "vitkit"
 # What each part of the package may import of the others, beside errors.
 LAYERS: dict[str, set[str]] = {
     "config": set(),
-    "models": {"config"},
+    "kernels": set(),
+    "models": {"config", "kernels"},
     "cost": {"config", "models"},
     "weights": {"config", "models", "cost"},
     "data": {"config", "models"},

@@ -154,7 +154,7 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     import yaml
 
     try:
-        settings = yaml.load(text, _loader())
+        settings = yaml.load(text, _dialect()[0])
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
@@ -164,18 +164,28 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     return settings
 
 
+def write_yaml(settings: Mapping[str, Any]) -> str:
+    """Return the YAML text that `read_yaml` reads as these settings."""
+    import yaml
+
+    return yaml.dump(settings, Dumper=_dialect()[1], sort_keys=False, width=100)
+
+
 @functools.cache
-def _loader() -> Any:
-    """PyYAML's SafeLoader, which also reads 1e-3 as a number, as YAML 1.2 does."""
+def _dialect() -> tuple[Any, Any]:
+    """PyYAML's SafeLoader and SafeDumper, for which 1e-3 also is a number, as in YAML 1.2."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         pass
 
-    Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
-    return Loader
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    for kind in (Loader, Dumper):
+        number = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+        kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return Loader, Dumper
 
 
 def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -118,6 +118,22 @@ def test_ranks_put_together_are_one_process(source: Source, workers: int) -> Non
             assert torch.equal(whole[step][name], torch.cat([part[name] for part in parts]))
 
 
+def test_a_thread_that_prepares_ahead_changes_nothing() -> None:
+    source = Pixels()
+    alone, beside = loader(source), loader(source)
+    beside.prepares_ahead = True
+    together = alone._together()
+    assert_same(alone.steps(1, 2 * together + 3), beside.steps(1, 2 * together + 3))
+    assert list(beside.steps(4, 4)) == []
+
+
+def test_an_error_in_the_thread_that_prepares_ahead_arrives() -> None:
+    beside = loader(Pixels(), "random_crop(17)", batch_size=8)
+    beside.prepares_ahead = True
+    with pytest.raises(InputError, match="random_crop"):
+        next(beside.steps(0, 100))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_global_generator_stays_as_it_is(workers: int) -> None:
     before = torch.get_rng_state()

@@ -326,6 +326,11 @@ def test_compiled(plain: Path, tmp_path: Path) -> None:
     assert record["environment"]["compile_seconds"] > record["seconds"]
 
 
+def test_graphs_need_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="CUDA GPU; take compile=true"):
+        TINY["run_tiny"](tmp_path / "run", "compile=graphs")
+
+
 MAE = ("objective={name: mae, mask_share: 0.5, decoder_width: 16, decoder_depth: 1, patch_norm: false}",)
 
 

@@ -140,6 +140,8 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     )
 )
 @example({"\x85": None})
+@example("0E0")
+@example({"1e5": "1.e-3"})
 def test_any_settings_are_the_same_when_read_again(
     tmp_path_factory: pytest.TempPathFactory, value: Any
 ) -> None:

@@ -6,7 +6,8 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,7 @@ class Loader:
         self.memory: MemoryFetcher | None = None
         if self.source.images is not None:
             self.memory = MemoryFetcher(self.source.images, pipeline.image, self.device)
+        self.prepares_ahead = self.device.type == "cuda"
         self.waited_seconds = 0.0
         "How long the caller has waited for data so far."
         self.bad: dict[str, str] = {}
@@ -107,24 +109,40 @@ class Loader:
     def steps(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches of steps start to stop - 1, the next ones prepared by workers meanwhile."""
         _check_steps(start, stop)
-        parts = Parts(start * self.batch_size + self.first, self.batch_size, self.count, stop - start)
-        fetched = run_workers(self, parts) if self.memory is None else iter(())
-        together = self._together()
-        for first in range(start, stop, together):
-            began = time.perf_counter()
-            if self.memory is not None:
-                batches = self._prepare(range(first, min(first + together, stop)))
-            else:
-                joined = _join([next(fetched) for _ in range(parts.per_batch)])
-                with _threads_beside(self.workers, self.device):
-                    batches = self._finish(range(first, first + 1), parts.batch(first - start), joined)
-            self.waited_seconds += time.perf_counter() - began
+        for batches in self._prepared(start, stop) if self.memory is not None else self._fetched(start, stop):
             yield from batches
 
+    def _prepared(self, start: int, stop: int) -> Iterator[list[Batch]]:
+        """Yield the batches of some steps at a time, of images in memory."""
+        together = self._together()
+        parts = (range(first, min(first + together, stop)) for first in range(start, stop, together))
+        # A GPU is kept busy by another thread, which queues the next batches while the caller works on these.
+        prepared = (
+            ahead(self._prepare, parts, self.device) if self.prepares_ahead else map(self._prepare, parts)
+        )
+        while True:
+            began = time.perf_counter()
+            batches = next(prepared, None)
+            self.waited_seconds += time.perf_counter() - began
+            if batches is None:
+                return
+            yield batches
+
+    def _fetched(self, start: int, stop: int) -> Iterator[list[Batch]]:
+        """Yield the batches step by step, of images that workers fetch."""
+        parts = Parts(start * self.batch_size + self.first, self.batch_size, self.count, stop - start)
+        fetched = run_workers(self, parts)
+        for step in range(start, stop):
+            began = time.perf_counter()
+            joined = _join([next(fetched) for _ in range(parts.per_batch)])
+            with _threads_beside(self.workers, self.device):
+                batches = self._finish(range(step, step + 1), parts.batch(step - start), joined)
+            self.waited_seconds += time.perf_counter() - began
+            yield batches
+
     def _together(self) -> int:
-        """How many steps are prepared at once."""
-        if self.memory is None:
-            return 1
+        """How many steps of images in memory are prepared at once."""
+        assert self.memory is not None
         sizes = [as_size(dict(step.arguments)["size"]) for step in self.pipeline.image]
         largest = max(height * width for height, width in (*sizes, self.memory.images.shape[-2:]))
         return max(1, min(TOGETHER, TOGETHER_PIXELS // largest) // self.count)
@@ -325,6 +343,23 @@ def run_workers(loader: Loader | EvaluationLoader, parts: Parts) -> Iterator[Fet
         raise InputError(
             f"a data worker died; the workers were on: {', '.join(held) or 'nothing yet'}"
         ) from error
+
+
+def ahead(
+    function: Callable[[range], list[Batch]], items: Iterable[range], device: torch.device
+) -> Iterator[list[Batch]]:
+    """Map like `map`, one item ahead, in a thread of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        if device.index is not None:
+            thread.submit(torch.cuda.set_device, device).result()  # each thread has its own
+        last = None
+        for item in items:
+            coming = thread.submit(function, item)
+            if last is not None:
+                yield last.result()
+            last = coming
+        if last is not None:
+            yield last.result()
 
 
 @contextmanager

@@ -171,12 +171,18 @@ def _full_precision(device: torch.device) -> Iterator[None]:
     """Multiply in float32, so that the pixels don't depend on autocast or on what training allows for products."""
     products = getattr(torch.backends, "cuda" if device.type == "cuda" else "mkldnn").matmul
     before = products.fp32_precision
-    products.fp32_precision = "ieee"
+    is_full = before in (
+        "ieee",
+        "none",
+    )  # then nothing is touched: compiled models in other threads look at it
+    if not is_full:
+        products.fp32_precision = "ieee"
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        products.fp32_precision = before
+        if not is_full:
+            products.fp32_precision = before
 
 
 def _weights(start: Tensor, length: Tensor, old: int, new: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:

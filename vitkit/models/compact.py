@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from vitkit.kernels.pooling import relu_pool
 from vitkit.models.configs import CompactConfig, ModelConfig
-from vitkit.models.layers import Attention, DropPath, drop_path_rates, sequence_pool
+from vitkit.models.layers import Activation, Attention, DropPath, drop_path_rates, sequence_pool
 from vitkit.models.model import Model
 from vitkit.models.positions import resample_table, sine_1d
 from vitkit.models.precision import recomputed
@@ -40,7 +41,14 @@ def _conv_block(config: CompactConfig, channels_in: int, channels_out: int) -> n
     convolution = nn.Conv2d(
         channels_in, channels_out, config.kernel, config.conv_stride, config.conv_padding, bias=patches
     )
-    return nn.Sequential(convolution, *([] if patches else [nn.ReLU(), nn.MaxPool2d(3, 2, 1)]))
+    return nn.Sequential(convolution, *([] if patches else [ReluPool()]))
+
+
+class ReluPool(nn.Module):
+    """ReLU and max-pooling."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return relu_pool(x)
 
 
 class Block(nn.Module):
@@ -58,7 +66,7 @@ class Block(nn.Module):
         )
         self.norm1 = nn.LayerNorm(config.width, eps=config.norm_epsilon)
         self.linear1 = nn.Linear(config.width, config.mlp_width)
-        self.act = nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
+        self.act = Activation(config.gelu)
         self.linear2 = nn.Linear(config.mlp_width, config.width)
         self.drop = nn.Dropout(config.dropout)
         self.drop_path = DropPath(drop_path)

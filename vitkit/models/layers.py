@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.kernels.attention import can_use, short_attention
+from vitkit.kernels.gelu import exact_gelu
 from vitkit.models.configs import Gelu, HybridConfig, ResNetConfig
 from vitkit.models.positions import relative_logits
 from vitkit.models.record import Record
@@ -42,10 +44,14 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
         batch, tokens, width = x.shape
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        dropout = self.attention_dropout if self.training else 0.0
+        wants_weights = record is not None and record.wants("attention", layer)
+        if self.relative is None and not wants_weights and qkv.requires_grad and can_use(qkv):
+            return self.proj_drop(self.proj(short_attention(qkv, dropout)))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, width / heads)
         bias = None if self.relative is None else relative_logits(q, self.relative)
-        dropout = self.attention_dropout if self.training else 0.0
-        if record is not None and record.wants("attention", layer):
+        if wants_weights:
+            assert record is not None
             attention = attention_weights(q, k, bias)  # (batch, heads, tokens, tokens)
             record.keep("attention", attention, layer)
             x = F.dropout(attention, dropout) @ v
@@ -61,13 +67,24 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
     return (logits if bias is None else logits + bias).softmax(dim=-1)
 
 
+class Activation(nn.Module):
+    """GELU: exact, or its approximation by tanh."""
+
+    def __init__(self, gelu: Gelu) -> None:
+        super().__init__()
+        self.gelu = gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh") if self.gelu == "tanh" else exact_gelu(x)
+
+
 class Mlp(nn.Module):
     """Two dense layers with a GELU between them."""
 
     def __init__(self, width: int, hidden: int, gelu: Gelu, dropout: float = 0.0) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
-        self.act = nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
+        self.act = Activation(gelu)
         self.drop = nn.Dropout(dropout)
         self.fc2 = nn.Linear(hidden, width)
 

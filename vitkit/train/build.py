@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from vitkit.train.average import Average
 from vitkit.train.config import PreprocessingConfig, TrainConfig
 from vitkit.train.distributed import blocks, replicate, shard
 from vitkit.train.durations import Duration, parse_duration
+from vitkit.train.graphs import Passes, Recorded, both_passes
 from vitkit.train.held_out import HeldOut
 from vitkit.train.optimizers import build_optimizer, freeze_parameters
 from vitkit.train.schedules import build_schedule
@@ -70,6 +72,8 @@ class Parts:
     objective: Objective
     forward: nn.Module
     "The objective as a step calls it: replicated over processes, compiled."
+    passes: Passes
+    "What computes a batch's gradients, times a share, and its metrics."
     optimizer: Optimizer
     schedule: Callable[[int], float]
     average: Average | None
@@ -129,6 +133,7 @@ def build(config: TrainConfig, world: World) -> Parts:
         model,
         objective,
         forward,
+        Recorded(objective) if config.compile == "graphs" else partial(both_passes, forward),
         build_optimizer(model, config.optimizer, own),
         build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch),
         None if config.average is None else Average(model, config.average),
@@ -250,6 +255,8 @@ def _other_split(data: str) -> DataSpec:
 
 def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:
     """Return the objective as all processes run it together: in its precision, sharded or replicated, compiled."""
+    if config.compile == "graphs" and (torch.distributed.is_initialized() or world.device.type != "cuda"):
+        raise InputError("compile=graphs is for one process with a CUDA GPU; take compile=true")
     dtype = compute_dtype(config, world.device)
     forward: nn.Module = objective
     if config.parallel == "fsdp" and torch.distributed.is_initialized():
@@ -260,11 +267,9 @@ def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:
         return objective
     objective.dtype = dtype
     if world.ranks > 1:
-        if config.compile == "graphs":
-            raise InputError("compile=graphs is for one process; take compile=true")
         forward = replicate(objective, world)
     if config.compile:
-        forward.compile(dynamic=False, mode="reduce-overhead" if config.compile == "graphs" else None)
+        forward.compile(dynamic=False)
     return forward
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,15 +56,13 @@ def train_step(
     count, values = parts.loader.count, dict[str, Tensor]()
     for start in range(0, count, micro_batch):
         part = {name: tensor[start : start + micro_batch] for name, tensor in batch.items()}
-        positions = step * config.batch_size + parts.loader.first + start + torch.arange(micro_batch).numpy()
-        seed_model(config.seed, int(positions[0]))
+        positions = step * config.batch_size + parts.loader.first + start + np.arange(micro_batch)
+        seed_model(config.seed, int(positions[0]), world.device)
         part = parts.objective.prepare(part, Draw(config.seed, step, positions, "objective"))
-        torch.compiler.cudagraph_mark_step_begin()
         with gradients_stay(parts.forward, parts.model, held=start + micro_batch < count):
-            loss, metrics = parts.forward(part)
-            (loss * (micro_batch / count)).backward()
-        for name, value in {"loss": loss, **metrics}.items():
-            share = value.detach() * (micro_batch / count)
+            found = parts.passes(part, micro_batch / count)
+        for name, value in found.items():
+            share = value * (micro_batch / count)
             values[name] = values[name] + share if name in values else share
     values["gradient_norm"] = clip_gradients(parts.optimizer, config.optimizer.clip_norm)
     parts.optimizer.step()
@@ -73,9 +72,12 @@ def train_step(
     return values
 
 
-def seed_model(seed: int, position: int) -> None:
+def seed_model(seed: int, position: int, device: torch.device) -> None:
     """Make dropout and stochastic depth a function of the seed and of the global place in the run."""
-    torch.manual_seed(int(bits(seed, "model", torch.tensor([position]).numpy())[0, 0]) >> 1)
+    number = int(bits(seed, "model", np.array([position]))[0, 0]) >> 1
+    torch.default_generator.manual_seed(number)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(number)
 
 
 def require_finite(totals: Totals) -> None:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from vitkit.config import read_yaml
+from vitkit.config import read_yaml, write_yaml
 from vitkit.errors import InputError
 
 ROOT = "runs"
@@ -133,8 +133,6 @@ class RunFolder:
                 entry.unlink()
 
     def _check_config(self, config: Mapping[str, Any]) -> None:
-        import yaml
-
         path = self.path / CONFIG
         if not path.exists():
             if others := sorted(entry.name for entry in self.path.iterdir() if entry.name[0] != "."):
@@ -142,7 +140,7 @@ class RunFolder:
                     f"{self.path} holds {others[0]!r} and no {CONFIG}: it is no run folder; name another"
                 )
             plain = json.loads(json.dumps(config, allow_nan=False))
-            _write(path, yaml.safe_dump(plain, sort_keys=False))
+            _write(path, write_yaml(plain))
             return
         theirs, ours = dict(_leaves(self._complete(read_config(self.path)))), dict(_leaves(config))
         for name in ours | theirs:

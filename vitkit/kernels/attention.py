@@ -1,0 +1,152 @@
+"""Attention for short sequences on a GPU: from packed qkv to packed gradient, with cheap dropout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitkit.kernels import runs_triton
+
+MAX_TOKENS = 512
+SIZES = (32, 64)
+
+
+class Tiles(NamedTuple):
+    """How a kernel is cut: a program owns `block` tokens and passes over the others `step` at a time."""
+
+    block: int
+    step: int
+    warps: int
+    stages: int
+    registers: int | None = None  # per thread, at most
+
+
+# With up to 128 registers, 16 warps share a multiprocessor: one half computes while the other multiplies.
+FORWARD = Tiles(block=128, step=64, warps=8, stages=3, registers=128)
+BACKWARD_QUERIES = Tiles(block=64, step=64, warps=4, stages=2, registers=128)
+BACKWARD_KEYS = Tiles(block=128, step=32, warps=8, stages=3, registers=128)
+
+
+def can_use(qkv: Tensor) -> bool:
+    """Tell whether `short_attention` takes this packed qkv."""
+    return (
+        runs_triton(qkv)
+        and qkv.dtype in (torch.bfloat16, torch.float16)
+        and qkv.shape[1] <= MAX_TOKENS
+        and qkv.shape[4] in SIZES
+    )
+
+
+def short_attention(qkv: Tensor, dropout: float = 0.0) -> Tensor:
+    """Return softmax(q k^T / sqrt(size)) v with dropout on the weights, heads side by side.
+
+    `qkv` is (batch, tokens, 3, heads, size); the result is (batch, tokens, heads * size). The default
+    generator of the device draws one number per call, from which the kernels derive every weight's fate.
+    """
+    seed = torch.randint(2**62, (1,), device=qkv.device) if dropout > 0.0 else None
+    return _forward(qkv.contiguous(), seed, dropout)[0]
+
+
+def keep_mask(seed: Tensor, num_heads: int, tokens: int, dropout: float) -> Tensor:
+    """Return which weights dropout keeps, (heads of all images, queries, keys), as the kernels do."""
+    low, high = seed & 0xFFFFFFFF, seed >> 32
+    base_q = _scramble(torch.arange(num_heads, device=seed.device) ^ _scramble(low))
+    base_k = _scramble(base_q ^ _scramble(high))
+    drawn = _token_codes(base_q, tokens)[:, :, None] * _token_codes(base_k, tokens)[:, None, :]
+    return drawn & 0xFFFFFFFF >= _threshold(dropout)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+def _token_codes(base: Tensor, tokens: int) -> Tensor:
+    x = (torch.arange(tokens, device=base.device) * 0x9E3779B1 + base[:, None]) & 0xFFFFFFFF
+    return x ^ x >> 15 | 1
+
+
+def _threshold(dropout: float) -> int:
+    return min(round(dropout * 2**32), 2**32 - 1)
+
+
+@torch.library.custom_op("vitkit::short_attention", mutates_args=())
+def _forward(qkv: Tensor, seed: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """Return the output and the base-2 log-sum-exp of the logits, (batch, heads, tokens)."""
+    from vitkit.kernels import attention_triton as kernels
+
+    out, lse = _forward_shapes(qkv, seed, dropout)
+    _launch(kernels.forward, FORWARD, dropout, qkv, seed, out, lse, 0.0)
+    return out, lse
+
+
+@_forward.register_fake
+def _forward_shapes(qkv: Tensor, seed: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+    batch, tokens, _, heads, size = qkv.shape
+    lse = qkv.new_empty(batch, heads, tokens, dtype=torch.float32)
+    return qkv.new_empty(batch, tokens, heads * size), lse
+
+
+@torch.library.custom_op("vitkit::short_attention_backward", mutates_args=())
+def _backward(
+    d_out: Tensor, qkv: Tensor, seed: Tensor | None, out: Tensor, lse: Tensor, dropout: float
+) -> Tensor:
+    """Return the gradient of the packed qkv."""
+    from vitkit.kernels import attention_triton as kernels
+
+    d_out = d_out.contiguous()
+    d_qkv, delta = torch.empty_like(qkv), torch.empty_like(lse)
+    _launch(kernels.backward_queries, BACKWARD_QUERIES, dropout, qkv, seed, out, lse, d_out, d_qkv, delta)
+    _launch(kernels.backward_keys, BACKWARD_KEYS, dropout, qkv, seed, lse, d_out, d_qkv, delta, 0.0)
+    return d_qkv
+
+
+@_backward.register_fake
+def _backward_shape(
+    d_out: Tensor, qkv: Tensor, seed: Tensor | None, out: Tensor, lse: Tensor, dropout: float
+) -> Tensor:
+    return torch.empty_like(qkv)
+
+
+def _keep_for_backward(
+    ctx: Any, inputs: tuple[Tensor, Tensor | None, float], output: tuple[Tensor, Tensor]
+) -> None:
+    qkv, seed, ctx.dropout = inputs
+    ctx.save_for_backward(qkv, seed, *output)
+
+
+def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor, None, None]:
+    return _backward(d_out, *ctx.saved_tensors, ctx.dropout), None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
+
+
+def _launch(
+    kernel: Any, tiles: Tiles, dropout: float, qkv: Tensor, *arguments: Tensor | float | None
+) -> None:
+    """Run a kernel with one program per block of tokens of each head."""
+    batch, tokens, _, heads, size = qkv.shape
+    if tokens <= tiles.block // 2:
+        tiles = tiles._replace(block=tiles.block // 2, warps=tiles.warps // 2)
+    with torch.cuda.device_of(qkv):
+        kernel[(-(-tokens // tiles.block) * batch * heads,)](
+            qkv,
+            *arguments,
+            TOKENS=tokens,
+            HEADS=heads,
+            SIZE=size,
+            LOG_SCALE=math.log2(math.e) / math.sqrt(size),
+            THRESHOLD=_threshold(dropout),
+            KEPT=1.0 - dropout,
+            BLOCK=tiles.block,
+            STEP=tiles.step,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            maxnreg=tiles.registers,
+            enable_fp_fusion=True,
+        )

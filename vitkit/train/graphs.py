@@ -1,0 +1,55 @@
+"""A step's two passes, and how they become one CUDA graph: recorded once, then replayed without waiting for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.data.loader import Batch
+
+Passes = Callable[[Batch, float], dict[str, Tensor]]
+WARM = 2
+"Calls before recording: the first compiles, the second runs what was compiled."
+
+
+def both_passes(forward: nn.Module, batch: Batch, share: float = 1.0) -> dict[str, Tensor]:
+    """Add the gradients of a share of the loss to the parameters; return the loss and metrics."""
+    loss, metrics = forward(batch)
+    (loss * share).backward()
+    return {name: value.detach() for name, value in {"loss": loss, **metrics}.items()}
+
+
+class Recorded:
+    """Both passes of whole batches, all of the shapes of the first one.
+
+    Inputs, gradients and what is returned live at fixed places, which each call fills anew. Dropout follows the
+    generator's seed at each call, as it does without a graph.
+    """
+
+    def __init__(self, forward: nn.Module) -> None:
+        self.forward, self.parameters, self.calls = forward, tuple(forward.parameters()), 0
+
+    def __call__(self, batch: Batch, share: float = 1.0) -> dict[str, Tensor]:
+        assert share == 1.0, "a config with micro-batches takes no graphs"
+        self.calls += 1
+        if self.calls <= WARM:
+            return both_passes(self.forward, batch)
+        if self.calls == WARM + 1:
+            self._record(batch)
+        for name, tensor in batch.items():
+            self.inputs[name].copy_(tensor)
+        self.graph.replay()
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+        return self.values
+
+    def _record(self, batch: Batch) -> None:
+        self.inputs = {name: tensor.clone() for name, tensor in batch.items()}
+        for parameter in self.parameters:
+            parameter.grad = None  # the backward pass then writes gradients, and adds to none
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # the loader has a thread
+            self.values = both_passes(self.forward, self.inputs)
+        self.gradients = [parameter.grad for parameter in self.parameters]
