@@ -5,7 +5,7 @@
         --model image_size=8 patch=2 width=32 depth=2 heads=2 mlp_width=64
 
 Both objectives see the train images, never their labels; every start is fine-tuned with the same settings and steps, and
-measured on the test split once, at the end. Each part is written to the results as it is done; the same command goes on
+measured on the test split once, at the end. A seed is one of everything: of pre-training, of the labels, of fine-tuning. Each part is written to the results as it is done; the same command goes on
 where it was stopped.
 """
 
@@ -117,10 +117,10 @@ def run(arguments: argparse.Namespace, recipe: Path, name: str, *changes: str) -
     return {**result, "command": shlex.join(command), "wall_seconds": time.perf_counter() - began}
 
 
-def pretrain(arguments: argparse.Namespace, recipe: Path, start: str) -> dict[str, Any]:
-    """Pre-train without labels; the last picture is kept beside the results."""
+def pretrain(arguments: argparse.Namespace, recipe: Path, start: str, seed: int) -> dict[str, Any]:
+    """Pre-train without labels; the last seed's last picture is kept beside the results."""
     words = ", ".join(f"{name}: {value}" for name, value in OBJECTIVES[start].items())
-    result = run(arguments, recipe, start, f"objective={{{words}}}")
+    result = run(arguments, recipe, f"{start}-{seed}", f"objective={{{words}}}", f"seed={seed}")
     picture = arguments.out.with_name(f"{arguments.out.stem}_{start}.png")
     shutil.copyfile(result["pictures"][-1], picture)
     keys = ("command", "steps", "metrics", "seconds", "wall_seconds", "cost")
@@ -134,7 +134,7 @@ def finetune(
     part = "" if share == "100%" else f"[:{share},seed={seed}]"
     changes = [f"data.train={arguments.data}:train{part}", f"seed={seed}"]
     if start != "scratch":
-        changes.append(f"model={{name: {arguments.runs / start}}}")
+        changes.append(f"model={{name: {arguments.runs / f'{start}-{seed}'}}}")
     result = run(arguments, recipe, f"{start}-{share.rstrip('%')}-{seed}", *changes)
     keys = ("command", "steps", "seconds", "wall_seconds")
     return {"accuracy": result["metrics"]["test/accuracy"], **{key: result[key] for key in keys}}
@@ -174,9 +174,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", default="cifar10", help="DATA with train and test, without its split")
-    parser.add_argument("--steps", type=int, default=20_000, help="of pre-training")
-    parser.add_argument("--finetune-steps", type=int, default=3_000)
-    parser.add_argument("--seeds", type=int, default=3, help="of fine-tuning")
+    parser.add_argument("--steps", type=int, default=10_000, help="of pre-training")
+    parser.add_argument("--finetune-steps", type=int, default=5_000)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--model", nargs="*", default=[], help="settings of the model, key=value")
     parser.add_argument("--set", nargs="*", default=[], help="settings of all runs, key=value")
     parser.add_argument("--parts", nargs="*", default=[*OBJECTIVES, *SHARES], choices=[*OBJECTIVES, *SHARES])
@@ -187,6 +187,7 @@ def main() -> None:
     files = recipes(arguments)
     known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     settings = {name: yaml.safe_load(file.read_text()) for name, file in files.items()}
+    settings["objectives"] = OBJECTIVES
     if known.get("settings", settings) != settings:
         sys.exit(f"{arguments.out} has results of other settings: name another with --out")
     parts: dict[str, Any] = known.setdefault("parts", {})
@@ -197,15 +198,17 @@ def main() -> None:
         "torch": torch.__version__,
         "settings": settings,
     }
-    jobs: list[tuple[Any, ...]] = [(start,) for start in OBJECTIVES if start in arguments.parts]
     shares = [share for share in SHARES if share in arguments.parts]
-    jobs += [(start, share, seed) for share in shares for seed in range(arguments.seeds) for start in STARTS]
+    jobs: list[tuple[Any, ...]] = []
+    for seed in range(arguments.seeds):
+        jobs += [("pretrain", start, seed) for start in OBJECTIVES if start in arguments.parts]
+        jobs += [(start, share, seed) for share in shares for start in STARTS]
     for job in jobs:
         key = "/".join(map(str, job))
         if key in parts:
             continue
-        if len(job) == 1:
-            parts[key] = pretrain(arguments, files["pretrain"], job[0])
+        if job[0] == "pretrain":
+            parts[key] = pretrain(arguments, files["pretrain"], *job[1:])
         else:
             parts[key] = finetune(arguments, files["finetune"], *job)
         known["accuracy"] = summary(parts)
