@@ -18,6 +18,7 @@ from torch.distributed import TCPStore
 
 import vitkit
 from vitkit.data.draws import Draw
+from vitkit.data.open import open_data
 from vitkit.errors import InputError
 from vitkit.evaluate.fewshot import fewshot
 from vitkit.evaluate.knn import knn
@@ -52,6 +53,30 @@ def test_every_setting_changes_the_loss(tmp_path: Path) -> None:
         assert ("color_accuracy" in result["metrics"]) == (change != "target=pixels")
         losses.add(result["metrics"]["test/loss"])
     assert len(losses) == 4
+
+
+def test_images_need_no_class_folders(tmp_path: Path) -> None:
+    """All images below the folder are learned from; its made splits hold each of them once."""
+    draw = np.random.default_rng(0)
+    for number in range(40):
+        place = tmp_path / "photos" / ("" if number % 2 else "more")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(place / f"{number}.png")
+    photos = tmp_path / "photos"
+    where = (
+        f"data.train={photos}:train",
+        f"data.evaluate={photos}:test",
+        "duration=3",
+        "data.pipeline=resize(8)",
+    )
+    result = TINY["run_tiny"](tmp_path / "run", *PATCHES, *where)
+    assert result["metrics"]["test/loss"] > 0
+    parts = [open_data(f"{photos}:{split}", labelled=False) for split in ("train", "val", "test")]
+    assert sorted(part.where(index) for part in parts for index in range(len(part))) == sorted(
+        str(path) for path in photos.rglob("*.png")
+    )
+    with pytest.raises(InputError, match="no class folders"):
+        TINY["run_tiny"](tmp_path / "labelled", f"data.train={tmp_path / 'photos' / 'more'}", "duration=3")
 
 
 def test_objective_by_its_name_alone_takes_the_place_of_the_section(tmp_path: Path) -> None:

@@ -29,12 +29,14 @@ def open_data(
     default: Default = "train",
     classes: Sequence[str] | None = None,
     tolerate: bool = False,
+    labelled: bool = True,
 ) -> Source:
     """Return the images that a DATA string or a path names.
 
     default: which split data without one means: train, or with "measure" test, else val.
     classes: names of classes in the order that labels shall follow, such as a trained model's.
     tolerate: whether data with faults (a class without images, files that are missing) is opened nonetheless.
+    labelled: whether labels are needed; without them a folder may hold images that are in no class folder.
     """
     if default not in get_args(Default):
         raise InputError(
@@ -42,13 +44,13 @@ def open_data(
         )
     spec = as_spec(data)
     check_items(spec)
-    source = take(_open(spec, default, classes), spec)
+    source = take(_open(spec, default, classes, labelled), spec)
     if source.faults and not tolerate:
         raise InputError(source.faults[0])
     return source if classes is None else match_classes(source, classes)
 
 
-def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> Source:
+def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None, labelled: bool) -> Source:
     if spec.source == "pipe" or spec.source.startswith("pipe:"):
         raise InputError("pipe: runs a shell command and is refused; give the files or their URL")
     if spec.source.startswith("hf-hub:"):
@@ -57,7 +59,7 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
         return open_hub(spec, default, classes)
     if spec.is_path:
         files = find_files(spec.source)
-        source = _open_files(files, spec, default, classes)
+        source = _open_files(files, spec, default, classes, labelled)
         source.notes += tuple(_incomplete(files))
         return source
     if spec.source in BUILT_IN:
@@ -74,12 +76,12 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None) -> So
 
 
 def _open_files(
-    files: Sequence[str], spec: DataSpec, default: Default, classes: Sequence[str] | None
+    files: Sequence[str], spec: DataSpec, default: Default, classes: Sequence[str] | None, labelled: bool
 ) -> Source:
     if os.path.isdir(files[0]):
         from vitkit.data.sources.folder import open_folder
 
-        return open_folder(files[0], spec, default, classes)
+        return open_folder(files[0], spec, default, classes, labelled)
     suffixes = {os.path.splitext(without_query(file))[1].lower() for file in files}
     if len(suffixes) > 1:
         raise InputError(

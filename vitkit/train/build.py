@@ -88,10 +88,11 @@ class Parts:
 
 def build(config: TrainConfig, world: World) -> Parts:
     """Return all parts of a run, the same on every process."""
-    source = open_data(config.data.train, default="train")
+    is_labelled = config.objective.name == "supervised"
+    source = open_data(config.data.train, default="train", labelled=is_labelled)
     periods = resolve_periods(config, len(source))
     pipeline = parse_pipeline(config.data.pipeline)
-    class_names = source.class_names if config.objective.name == "supervised" else ()
+    class_names = source.class_names if is_labelled else ()
     model, preprocessing, notes = build_model(config, class_names)
     check_size(pipeline, source, model)
     measured = _open_measured(config, source)
@@ -285,7 +286,8 @@ def _open_measured(config: TrainConfig, source: Source) -> Source | None:
         return None
     is_labelled = config.objective.name == "supervised"
     classes = source.class_names if is_labelled else None
-    measured = cached(open_data(config.data.evaluate, default="measure", classes=classes), config.data.cache)
+    measured = open_data(config.data.evaluate, default="measure", classes=classes, labelled=is_labelled)
+    measured = cached(measured, config.data.cache)
     if is_labelled and measured.has_several_labels != source.has_several_labels:
         raise InputError(
             f"{config.data.evaluate} and {config.data.train} differ in whether images have several labels"

@@ -27,14 +27,23 @@ class Scan:
     "The class of each path: the folder it is in, relative to the root, such as 'dogs/poodle'."
     empty: list[str] = field(default_factory=list)
     "Folders with neither images nor folders."
-    loose: int = 0
+    loose: list[str] = field(default_factory=list)
     "Images in the root itself, which have no class."
     others: Counter[str] = field(default_factory=Counter)
     "Suffix -> number of files that are no images."
 
 
-def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[str] | None = None) -> Source:
-    """Return the images of a folder. With `classes` given, train isn't looked at for the names of other splits."""
+def open_folder(
+    root: str,
+    spec: DataSpec,
+    default: Default,
+    classes: Sequence[str] | None = None,
+    labelled: bool = True,
+) -> Source:
+    """Return the images of a folder. With `classes` given, train isn't looked at for the names of other splits.
+
+    Without labels all images are of one class without a name, those in no class folder among them.
+    """
     name = spec.source
     splits, left_out = find_splits(root)
     if not splits and (inner := _only_folder(root)) and find_splits(inner)[0]:
@@ -51,14 +60,18 @@ def open_folder(root: str, spec: DataSpec, default: Default, classes: Sequence[s
         folders = splits if split == "all" else {split: splits[split]}
     scans = {part: scan(folder) for part, folder in folders.items()}
     for part, found in scans.items():
+        if not labelled:
+            found.paths, found.loose = [*found.loose, *found.paths], []
+            found.classes, found.empty = [""] * len(found.paths), []
         _check(found, folders[part])
         notes += _notes(found, folders[part])
     paths = [path for found in scans.values() for path in found.paths]
     labels = [label for found in scans.values() for label in found.classes]
-    class_names = _class_names(scans, splits, classes)
+    class_names = _class_names(scans, splits, classes) if labelled else ("",)
     origin = splits.get("train", root)
     numbers = number_labels(labels, class_names, lambda index: paths[index], origin)
-    notes.append(say_classes(name, class_names))
+    if labelled:
+        notes.append(say_classes(name, class_names))
     source = Files(name, split, class_names, numbers, paths, notes)
     source.faults = tuple(
         f"{folders[part]}: classes without images: {listed(found.empty)}; add images, or remove the folders"
@@ -130,7 +143,7 @@ def scan(root: str) -> Scan:
                 found.paths.append(entry.path)
                 found.classes.append(name)
             else:
-                found.loose += 1
+                found.loose.append(entry.path)
         if name and not images and not folders:
             found.empty.append(name)
         todo += reversed(folders)
@@ -151,7 +164,7 @@ def _check(found: Scan, root: str) -> None:
     if found.paths:
         return
     if found.loose:
-        raise InputError(f"{root} holds {counted(found.loose, 'image')} but no class folders; {LAYOUT}")
+        raise InputError(f"{root} holds {counted(len(found.loose), 'image')} but no class folders; {LAYOUT}")
     held = f": only {_suffixes(found)}" if found.others else ""
     packed = ", or .tar files: gunzip makes them of .tar.gz" if found.others[".gz"] else ""
     raise InputError(f"no images in {root}{held}; {LAYOUT}{packed}")
@@ -160,7 +173,7 @@ def _check(found: Scan, root: str) -> None:
 def _notes(found: Scan, root: str) -> list[str]:
     notes = []
     if found.loose:
-        notes.append(f"{root}: left out, in no class folder: {counted(found.loose, 'image')}")
+        notes.append(f"{root}: left out, in no class folder: {counted(len(found.loose), 'image')}")
     if found.others:
         files = counted(found.others.total(), "file")
         notes.append(f"{root}: left out {files}, not images: {_suffixes(found)}")
