@@ -15,7 +15,7 @@ from vitkit.models import create_model
 from vitkit.models.configs import Preprocessing
 from vitkit.objectives import ObjectiveConfig, build_objective
 from vitkit.objectives.objective import Objective
-from vitkit.train.estimate import estimate
+from vitkit.train.estimate import Estimate, estimate
 
 SUPERVISED = ObjectiveConfig()
 # The decoder is far smaller than the encoder, or far larger.
@@ -65,3 +65,14 @@ def test_labels_cost_what_the_model_does() -> None:
     found = estimate(objective, 5, torch.device("cpu"), torch.float32, 1)
     cost = cost_of(objective.model.config)
     assert (found.parameters, found.exaflops) == (cost.parameters, training_exaflops(cost.macs, 5))
+
+
+def test_ways_to_shorten_name_a_decoder_that_is_larger_than_the_model() -> None:
+    small = Estimate(100, 20, 1e-6, 1e12, 60.0, 1.0)
+    large = Estimate(100, 80, 1e-6, 1e12, 60.0, 1.0)
+    assert (
+        "decoder" not in small.lines("3 epochs", "a GPU")[1]
+        and "a GPU" in small.lines("3 epochs", "a GPU")[1]
+    )
+    assert "decoder_width, objective.decoder_depth), which has 80 parameters" in large.lines(5, "")[1]
+    assert large.lines(5, "")[1].endswith("smaller images")

@@ -20,20 +20,25 @@ class Estimate:
     """A run's cost and its likely time."""
 
     parameters: int
+    own_parameters: int
+    "Of them, those of the objective alone: a decoder's."
     exaflops: float
     rate: float
     "Operations per second of a large matrix product on this device."
     seconds: float
     flops_per_image: float
 
-    def lines(self, duration: object, is_cuda: bool) -> list[str]:
-        """Say it to people, with ways to shorten the run."""
-        faster = "compile=true" if is_cuda else "a GPU"
+    def lines(self, duration: object, faster: str) -> list[str]:
+        """Say it to people, with ways to shorten the run; `faster` is what speeds up each step, if anything does."""
+        ways = [f"duration=... (now {duration})", "a smaller model (model.name=...)", "smaller images"]
+        if self.own_parameters > self.parameters / 2:
+            decoder = "objective.decoder_width, objective.decoder_depth"
+            ways.insert(0, f"a smaller decoder ({decoder}), which has {self.own_parameters:,} parameters")
         return [
             f"cost: {self.parameters:,} parameters, {self.exaflops:.3g} exaFLOPs; "
             f"estimated time: {in_words(self.seconds)} for steps alone ({self.rate / 1e12:,.2g} TFLOP/s measured, "
             f"{SHARE:.0%} of it assumed)",
-            f"shorter: duration=... (now {duration}), a smaller model (model.name=...), smaller images, {faster}",
+            "shorter: " + ", ".join(filter(None, [*ways, faster])),
         ]
 
 
@@ -46,7 +51,9 @@ def estimate(
     exaflops = training_exaflops(macs, images)
     rate = matrix_rate(device, dtype) * processes
     flops = exaflops * 1e18
-    return Estimate(parameters, exaflops, rate, flops / (rate * SHARE), flops / images)
+    return Estimate(
+        parameters, parameters - cost.parameters, exaflops, rate, flops / (rate * SHARE), flops / images
+    )
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) -> float:

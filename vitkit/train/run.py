@@ -116,11 +116,8 @@ def _train(
     world.barrier()
     images = parts.periods.total * config.batch_size
     cost = estimate(parts.objective, images, world.device, compute_dtype(config, world.device), world.ranks)
-    for line in (
-        *parts.notes,
-        *describe(config, parts, world),
-        *cost.lines(config.duration, world.device.type == "cuda"),
-    ):
+    faster = "a GPU" if world.device.type != "cuda" else "" if config.compile else "compile=true"
+    for line in (*parts.notes, *describe(config, parts, world), *cost.lines(config.duration, faster)):
         listener.note(line)
     micro_batch = choose_micro_batch(config, parts, folder, world)
     if micro_batch is None:
