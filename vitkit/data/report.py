@@ -108,9 +108,8 @@ def _open(spec: DataSpec) -> tuple[list[tuple[Source, bool]], list[str]]:
     asked = open_data(spec, tolerate=True)
     if asked.split == "all":
         return [(asked, True)], faults
-    whole = replace(spec, split=None, start=None, stop=None, shots=None, seed=None)
     inside = (asked.split, *JOINT.get(asked.split, ()))
-    others = [(source, False) for source in open_splits(whole, faults) if source.split not in inside]
+    others = [(source, False) for source in open_splits(spec.whole, faults) if source.split not in inside]
     return ([(asked, True), *others] if asked.split == "train" else [*others, (asked, True)]), faults
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitkit.errors import InputError, did_you_mean
@@ -52,6 +52,11 @@ class DataSpec:
     def is_path(self) -> bool:
         """Whether the source is a file, a folder or a URL."""
         return _is_local(self.source) or "://" in self.source
+
+    @property
+    def whole(self) -> DataSpec:
+        """The same data without split, slice and shots."""
+        return replace(self, split=None, start=None, stop=None, shots=None, seed=None)
 
     def __str__(self) -> str:
         items = []

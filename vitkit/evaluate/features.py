@@ -142,8 +142,7 @@ def open_pair(data: str, evaluate: str | None) -> Pair:
     """Return the data to learn from and that to measure on; what can't be measured is an error before any work."""
     spec = as_spec(data)
     train = open_data(spec, default="train")
-    other = dataclasses.replace(spec, split=None, start=None, stop=None, shots=None, seed=None)
-    measured = other if evaluate is None else as_spec(evaluate)
+    measured = spec.whole if evaluate is None else as_spec(evaluate)
     test = open_data(measured, default="measure", classes=train.class_names)
     names = [
         str(dataclasses.replace(which, split=source.split))

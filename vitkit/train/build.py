@@ -251,7 +251,7 @@ def _other_split(data: str) -> DataSpec:
     spec = as_spec(data)
     if spec.split not in (None, "train"):
         return spec
-    return dataclasses.replace(spec, split=None, start=None, stop=None, shots=None, seed=None)
+    return spec.whole
 
 
 def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:

@@ -199,8 +199,7 @@ def open_both(data: str, evaluate: str | None) -> tuple[DataSpec, Source, str, S
     if source.num_classes < 2:
         raise InputError(f"{data} has images of one class alone; expected two or more")
     spec = replace(spec, split=spec.split or source.split)
-    whole = replace(spec, split=None, start=None, stop=None, shots=None, seed=None)
-    other = whole if evaluate is None else as_spec(evaluate)
+    other = spec.whole if evaluate is None else as_spec(evaluate)
     try:
         measured = open_data(other, default="measure", classes=source.class_names)
     except NoSplit as error:
