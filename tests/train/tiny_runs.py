@@ -70,7 +70,7 @@ def run_tiny(
     """Train the tiny recipe in the run folder `path`."""
     listener = options.pop("listener", None) or Listener(at)
     recipe = options.pop("recipe", None) or write_recipe(path.parent)
-    return train(recipe, changes, run=str(path), device="cpu", listener=listener, **options)
+    return train(recipe, changes, run=str(path), listener=listener, **{"device": "cpu", **options})
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
