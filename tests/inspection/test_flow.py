@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import weakref
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -16,7 +18,9 @@ from torch import Tensor
 from vitkit.errors import InputError
 from vitkit.inspection import gradient_rollout, pooling_map, rollout
 from vitkit.inspection.flow import Flow, discard_smallest, mix_residual
+from vitkit.models import layers
 from vitkit.models.configs import ViTConfig
+from vitkit.models.layers import attention_weights
 from vitkit.models.record import Record
 
 TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
@@ -168,6 +172,23 @@ def test_a_frozen_model_and_a_caller_without_gradients() -> None:
         prepared = images * 1.0
     np.testing.assert_array_equal(gradient_rollout(model, prepared, 1), expected)
     assert not images.requires_grad
+
+
+def test_a_gradient_rollout_holds_one_layers_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the depth: when a gradient arrives, the attention of all other layers is gone or yet to come."""
+    made: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def remembered(*arguments: Tensor) -> Tensor:
+        nonlocal most
+        made.append(weakref.ref(result := attention_weights(*arguments)))
+        most = max(most, sum(tensor() is not None for tensor in made))
+        return result
+
+    monkeypatch.setattr(layers, "attention_weights", remembered)
+    model = make(dataclasses.replace(FAMILIES["token"], depth=6))
+    gradient_rollout(model, images_for(model.config)[:1], 1)
+    assert len(made) == 12 and most <= 2
 
 
 def test_discard_reaches_both() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import numpy as np
@@ -20,6 +22,7 @@ from vitkit.inspection.asking import (
     undefined,
 )
 from vitkit.inspection.attention import read_patches
+from vitkit.models.model import Model
 from vitkit.models.record import Record
 
 Fuse = Literal["mean", "max", "min"]
@@ -75,8 +78,7 @@ def gradient_rollout(
     """Return how much each patch flows into the logit of a class: (images, rows, columns).
 
     The rollout of attention times the gradient of that logit, its mean over heads, with negatives set to zero; all else
-    is as in `rollout`. A backward pass needs the attention of all layers, so memory grows with depth: about 4 GiB for
-    one image of L/16 at 512 pixels.
+    is as in `rollout`. The backward pass computes each layer's attention once more, so that one layer's at a time is held.
 
     classes: one for all images, or one for each.
     """
@@ -89,20 +91,55 @@ def gradient_rollout(
         raise undefined("gradient rollout", "it has no classification head")
     numbers = _class_numbers(classes, len(images), config.num_classes)
     flow, maps, done = Flow(residual, discard), [], 0
-    with evaluating(module), torch.enable_grad():
-        for batch in batches(module, images, batch_size, num_kept=2 * config.depth):
+    with evaluating(module), recomputing(module), torch.enable_grad():
+        for batch in batches(module, images, batch_size, num_kept=4):
+            weighted = Weighted()
+            record = Record("attention", "pooling", reduce=weighted.take)
             # The images ask for the gradient, so that weights needn't: a frozen model has one too.
-            record = Record("attention", "pooling")
-            logits = module(batch.detach().clone().requires_grad_(), record)
+            asking = batch.detach().clone().requires_grad_()
+            logits = module(asking, record)
             chosen = numbers[done : done + len(batch), None].to(logits.device)
-            gradients = torch.autograd.grad(logits.gather(1, chosen).sum(), list(record.attention.values()))
-            for layer, gradient in enumerate(gradients):
-                weighted = (record.attention[layer].detach() * gradient).float()
-                flow.add(weighted.mean(1).clamp(min=0), is_first=layer == 0)
-            pooling = None if record.pooling is None else record.pooling.detach().float().mean(1)
-            maps.append(_map(config, flow.product, pooling))
+            torch.autograd.grad(logits.gather(1, chosen).sum(), asking)
+            for layer in range(config.depth):
+                flow.add(weighted.layers.pop(layer), is_first=layer == 0)
+            maps.append(_map(config, flow.product, record.pooling))
             done += len(batch)
     return np.concatenate(maps)
+
+
+class Weighted:
+    """Each layer's attention times its gradient, collected while the backward pass recomputes layer by layer."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, Tensor] = {}
+        "The mean over heads, with negatives set to zero: (batch, tokens, tokens)."
+        self._attention: dict[int | None, Tensor | None] = {}
+
+    def take(self, kind: str, layer: int | None, tensor: Tensor) -> Tensor | None:
+        """Reduce what a record keeps: on the way back attention comes a second time, right before its gradient does."""
+        if kind == "pooling":
+            return tensor.detach().float().mean(1)
+        if layer in self._attention:
+            self._attention[layer] = tensor.detach()
+        else:
+            self._attention[layer] = None
+            tensor.register_hook(functools.partial(self._weigh, layer))
+        return None
+
+    def _weigh(self, layer: int, gradient: Tensor) -> None:
+        attention, self._attention[layer] = self._attention[layer], None
+        assert attention is not None
+        self.layers[layer] = (attention * gradient).float().mean(1).clamp(min=0)
+
+
+@contextmanager
+def recomputing(model: Model) -> Iterator[None]:
+    """Keep no more than each block's input for the backward pass."""
+    before, model.activation_checkpointing = model.activation_checkpointing, True
+    try:
+        yield
+    finally:
+        model.activation_checkpointing = before
 
 
 class Flow:

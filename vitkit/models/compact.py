@@ -132,8 +132,8 @@ class CompactTransformer(Model):
             tokens = tokens + classifier.positional_emb
         tokens = classifier.drop(tokens)
         for layer, block in enumerate(classifier.blocks):
-            if self.activation_checkpointing and torch.is_grad_enabled() and record is None:
-                tokens = recomputed(block, tokens)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                tokens = recomputed(block, tokens, *(() if record is None else (record, layer)))
             else:
                 tokens = block(tokens, record, layer)
             if record is not None:

@@ -23,15 +23,15 @@ def run_in(dtype: torch.dtype, module: nn.Module, *inputs: Any) -> Any:
     return functional_call(module, cast, tuple(_cast(value, dtype) for value in inputs))
 
 
-def recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """Return block(x), of which the backward pass computes all but the input once more (activation checkpointing).
+def recomputed(block: nn.Module, *inputs: Any) -> Tensor:
+    """Return block(*inputs), of which the backward pass computes all but the inputs once more (activation checkpointing).
 
     The block keeps the weights that `run_in` lends it now, since by then they are given back. Parameters of its own
     stay where they are: FSDP gathers them anew.
     """
     lent = {name: tensor for name, tensor in block.named_parameters() if not isinstance(tensor, nn.Parameter)}
     tensors = {**lent, **dict(block.named_buffers())}
-    return checkpoint(functional_call, block, tensors, (x,), use_reentrant=False)
+    return checkpoint(functional_call, block, tensors, inputs, use_reentrant=False)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

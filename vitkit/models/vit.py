@@ -145,8 +145,8 @@ class VisionTransformer(Model):
         for layer, block in enumerate(self.blocks):
             if self.config.positions_at != "stem":
                 tokens = self.add_positions(tokens, layer)
-            if self.activation_checkpointing and torch.is_grad_enabled() and record is None:
-                tokens = recomputed(block, tokens)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                tokens = recomputed(block, tokens, *(() if record is None else (record, layer)))
             else:
                 tokens = block(tokens, record, layer)
             if record is not None:
