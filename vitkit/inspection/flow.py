@@ -56,7 +56,7 @@ def rollout(
     flow = Flow(residual, discard)
 
     def reduce(kind: str, layer: int | None, tensor: Tensor) -> Tensor | None:
-        if kind == "pooling":
+        if layer is None:  # the pool's
             return tensor.float().mean(1)  # (batch, patches)
         flow.add(fuse_heads(tensor.float(), fuse), is_first=layer == 0)
         return None
@@ -113,11 +113,11 @@ class Weighted:
     def __init__(self) -> None:
         self.layers: dict[int, Tensor] = {}
         "The mean over heads, with negatives set to zero: (batch, tokens, tokens)."
-        self._attention: dict[int | None, Tensor | None] = {}
+        self._attention: dict[int, Tensor | None] = {}
 
     def take(self, kind: str, layer: int | None, tensor: Tensor) -> Tensor | None:
         """Reduce what a record keeps: on the way back attention comes a second time, right before its gradient does."""
-        if kind == "pooling":
+        if layer is None:  # the pool's
             return tensor.detach().float().mean(1)
         if layer in self._attention:
             self._attention[layer] = tensor.detach()
