@@ -119,6 +119,7 @@ def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [run["name"] for run in result["runs"]] == ["pets seed-0", "pets seed-1"]
     assert [bool(run["measured"]) for run in result["runs"]] == [True, False]
     text = read(result["html"]).text
+    assert text.index("81.25% ± 1.25") < text.index("Summary")  # what it came to stands first
     for words in (
         "81.25% ± 1.25",
         "on ./pets:test, 2 seeds",

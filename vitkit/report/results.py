@@ -78,8 +78,8 @@ def results_in_short(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_sections(runs: Sequence[Run]) -> list[Html]:
-    """Return what fine-tunings came to, what a run without labels paints, and what was measured of each model."""
-    parts = [part for run in runs for part in (*_finetuning(run), *_painted(run, len(runs) == 1))]
+    """Return what runs without labels paint, and what was measured of each model."""
+    parts = [part for run in runs for part in _painted(run, len(runs) == 1)]
     for run in runs:
         results = run.results
         short = results_in_short(results)
@@ -138,7 +138,7 @@ def _painted(run: Run, is_alone: bool) -> list[Html]:
     return [section(title, element("div", *shown, class_="pair"))]
 
 
-def _finetuning(run: Run) -> list[Html]:
+def finetuning_sections(run: Run) -> list[Html]:
     """Return what the fine-tuning came to whose model this run made."""
     known = read_object(run.home / FINETUNE)
     metric = text(known.get("metric"))

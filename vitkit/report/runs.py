@@ -19,7 +19,7 @@ from vitkit.report import curves, numbers
 from vitkit.report.files import write_file
 from vitkit.report.folder import Run, finite, flatten, mapping, read_runs, text
 from vitkit.report.page import Html, element, facts, fold, join, page, section, table
-from vitkit.report.results import result_sections, results_in_short
+from vitkit.report.results import finetuning_sections, result_sections, results_in_short
 
 PAGE, PICTURE = "index.html", "curves.png"
 MOST_OPEN = 12
@@ -111,9 +111,12 @@ def _page(runs: Sequence[Run], inside: Sequence[Html]) -> str:
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     panels = (element("figure", curves.svg(runs, panel)) for panel in curves.panels(runs))
     remark = curves.remark(runs)
+    # What a fine-tuning came to stands above what its last run did on the way.
+    results = [part for run in runs for part in finetuning_sections(run)]
     return page(
         title,
-        *_summary_parts(runs),
+        *results,
+        *_summary_parts(runs, has_results=bool(results)),
         section(
             "Curves",
             curves.legend(runs),
@@ -146,7 +149,7 @@ def _time(moment: str) -> str:
     return moment[:16].replace("T", " ")
 
 
-def _summary_parts(runs: Sequence[Run]) -> list[Html]:
+def _summary_parts(runs: Sequence[Run], has_results: bool) -> list[Html]:
     found = [summary(run) for run in runs]
     alerts = [
         element(
@@ -157,6 +160,8 @@ def _summary_parts(runs: Sequence[Run]) -> list[Html]:
     ]
     rows = [_facts(entry) for entry in found]
     if len(runs) == 1:
+        if has_results:
+            return [*alerts, section("Its run", facts(rows[0].items()))]
         has_best = found[0]["best"] is not None
         return [*alerts, facts(rows[0].items(), num_leads=1 if has_best else 0)]
     names = dict.fromkeys(name for row in rows for name in row)
