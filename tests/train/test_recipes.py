@@ -196,6 +196,7 @@ def test_compact_recipes_follow_timm(name: str) -> None:
     assert parse_pipeline(config.data.pipeline) == parse_pipeline(expected)
     assert config.data.mix_until == ("175 epochs" if name == "cifar10_cct7" else None)
     assert (config.schedule.end, config.schedule.warmup_from) == (end, warmup_from)
+    assert config.schedule.warmup_inside == (warmup_from > 0)
     # At an end of 0 a cool-down changes nothing.
     assert config.schedule.cooldown == ("10 epochs" if end else 0)
     assert config.objective.label_smoothing == 0.1

@@ -12,8 +12,8 @@ from vitkit.train.durations import Duration, parse_duration, split_duration
 
 # What each schedule reads beside its warm-up; any other setting that is given is refused.
 READS: dict[str, tuple[str, ...]] = {
-    "cosine": ("end", "cooldown"),
-    "linear": ("end", "cooldown"),
+    "cosine": ("end", "cooldown", "warmup_inside"),
+    "linear": ("end", "cooldown", "warmup_inside"),
     "rsqrt": ("timescale", "cooldown"),
     "step": ("drops",),
     "constant": (),
@@ -30,6 +30,8 @@ class ScheduleConfig:
     "Length of the linear rise at the start."
     warmup_from: float = 0.0
     "Learning rate at step 0 of the warm-up."
+    warmup_inside: bool = False
+    "Whether cosine and linear fall from step 0 on, the warm-up hiding their beginning, as timm's do; otherwise from its end on."
     end: float = 0.0
     "Learning rate that cosine and linear reach."
     cooldown: Duration = 0
@@ -42,11 +44,12 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.name not in READS:
             raise InputError(f"schedule is {self.name!r}; expected one of {', '.join(READS)}")
-        for name in ("end", "cooldown", "timescale", "drops"):
+        for name in ("end", "cooldown", "timescale", "drops", "warmup_inside"):
             if name not in READS[self.name] and getattr(self, name) != getattr(ScheduleConfig, name):
                 raise InputError(f"{name} has no meaning for schedule {self.name!r}: leave it out")
-        if self.warmup_from > 0 and not split_duration(self.warmup, "warmup")[0]:
-            raise InputError("warmup_from has no meaning without a warm-up: set warmup, or leave it out")
+        for name in ("warmup_from", "warmup_inside"):
+            if getattr(self, name) > 0 and not split_duration(self.warmup, "warmup")[0]:
+                raise InputError(f"{name} has no meaning without a warm-up: set warmup, or leave it out")
         for name in ("warmup", "cooldown", "timescale"):
             split_duration(getattr(self, name), name)
         for drop in self.drops:
@@ -64,7 +67,7 @@ def build_schedule(
     """Return the function from a step, counted from 0, to the learning rate of its update.
 
     With a warm-up, step 0 gives `warmup_from` (so 0 by default: the first update changes nothing), and step
-    `warmup` is the first at `base`. From step `total` on, the rate is the one that the schedule ends at.
+    `warmup` is the first at `base`, or where the shape is by then. From step `total` on, the rate is the one that the schedule ends at.
     """
 
     def steps(name: str, duration: Duration) -> int:
@@ -76,13 +79,14 @@ def build_schedule(
             f"warmup and cooldown take {warmup} and {cooldown} steps; the whole run has {total}: "
             "shorten them, as in schedule.warmup=5%"
         )
+    falls_from = 0 if config.warmup_inside else warmup
     timescale = steps("timescale", config.timescale)
     drops = [steps("one of drops", drop) for drop in config.drops]
 
     def learning_rate(step: int) -> float:
         if step < warmup:
             return config.warmup_from + (base - config.warmup_from) * step / warmup
-        progress = min(1.0, (step - warmup) / max(1, total - cooldown - warmup))
+        progress = min(1.0, (step - falls_from) / max(1, total - cooldown - falls_from))
         match config.name:
             case "cosine":
                 return config.end + (base - config.end) * 0.5 * (1.0 + math.cos(math.pi * progress))
