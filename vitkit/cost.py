@@ -240,15 +240,17 @@ def _tokenizer(config: CompactConfig) -> Iterator[Operation]:
         return
     channels, size, saved = config.channels, config.size, config.channels * prod(config.size)
     for index in range(config.convolutions):
-        out = config.width if index == config.convolutions - 1 else 64
+        is_last = index == config.convolutions - 1
+        out = config.width if is_last else 64
         rows, columns = (
             (side + 2 * config.conv_padding - config.kernel) // config.conv_stride + 1 for side in size
         )
         yield _conv(rows * columns, channels, out, config.kernel, part=part, saved=saved)
-        yield _relu(rows * columns * out, part=part)  # also the max-pool's input
         size = _half((rows, columns))
         channels, saved = out, prod(size) * out
-        yield _max_pool(saved, part=part)
+        yield _max_pool(saved, part=part, saved=rows * columns * out)
+        # The ReLU comes after the pool, on fewer values; all but the last one's are the next convolution's input.
+        yield Operation(part, elementwise=saved, saved=saved if is_last else 0)
 
 
 def _hybrid_backbone(config: HybridConfig) -> Iterator[Section]:
