@@ -38,7 +38,7 @@ LAYERS: dict[str, set[str]] = {
         *("config", "models", "cost", "weights", "data", "predictor"),
         *("world", "objectives", "evaluate"),
     },
-    "inspection": {"models", "predictor"},
+    "inspection": {"models", "data", "predictor"},
     "report": {"config", "models", "cost", "weights", "data", "predictor", "inspection"},
     "quickstart": {"train"},
     "transfer": {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from vitkit.data.decode import decode
+from vitkit.data.drawing import cut_text, fit_tile, load_font
 from vitkit.data.parts import Unreadable, work_through, written_whole
 from vitkit.data.sources.source import Picture, Source
 from vitkit.data.splits import counted
@@ -41,21 +42,25 @@ def draw_sheet(source: Source) -> Image.Image:
     title = f"{source.name}:{source.split}, {counted(len(source), 'image')}, {counted(every, 'class')}"
     if len(rows) < every:
         title += f", {len(rows)} of them shown"
-    draw.text((MARGIN, MARGIN), _cut(title, _font(17), width - 2 * MARGIN), _INK, _font(17))
+    draw.text((MARGIN, MARGIN), cut_text(title, load_font(17), width - 2 * MARGIN), _INK, load_font(17))
     shown = np.concatenate([members for _, _, members in rows])
     tiles = work_through(source, shown, _tile)
     for row, (name, number, members) in enumerate(rows):
         top = MARGIN + HEAD + row * (TILE + GAP)
-        draw.text((MARGIN, top + TILE // 2 - 17), _cut(name, _font(14), NAMES - 12), _INK, _font(14))
-        draw.text((MARGIN, top + TILE // 2 + 3), f"{number:,}", _PALE, _font(12))
+        draw.text(
+            (MARGIN, top + TILE // 2 - 17), cut_text(name, load_font(14), NAMES - 12), _INK, load_font(14)
+        )
+        draw.text((MARGIN, top + TILE // 2 + 3), f"{number:,}", _PALE, load_font(12))
         for column in range(len(members)):
             left = MARGIN + NAMES + column * (TILE + GAP)
             draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), _EMPTY)
-            _, tile = next(tiles)
-            if isinstance(tile, Unreadable):
-                draw.text((left + TILE // 2, top + TILE // 2), "unreadable", _PALE, _font(12), anchor="mm")
+            _, small = next(tiles)
+            if isinstance(small, Unreadable):
+                draw.text(
+                    (left + TILE // 2, top + TILE // 2), "unreadable", _PALE, load_font(12), anchor="mm"
+                )
             else:
-                sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
+                sheet.paste(small, (left + (TILE - small.width) // 2, top + (TILE - small.height) // 2))
     return sheet
 
 
@@ -83,23 +88,4 @@ def spread(length: int, most: int) -> np.ndarray:
 
 
 def _tile(picture: Picture) -> Image.Image:
-    """Return a picture as large as a tile holds it whole; few pixels stay sharp squares."""
-    image = Image.fromarray(decode(picture).permute(1, 2, 0).contiguous().numpy())
-    scale = TILE / max(image.size)
-    width, height = (max(1, round(side * scale)) for side in image.size)
-    kind = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
-    return image.resize((width, height), kind)
-
-
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    import matplotlib
-
-    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
-
-
-def _cut(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(f"{text}…") > width:
-        text = text[:-1]
-    return f"{text}…"
+    return fit_tile(decode(picture).permute(1, 2, 0).contiguous().numpy(), TILE)

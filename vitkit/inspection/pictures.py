@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from vitkit.data.drawing import cut_text, load_font
 from vitkit.models.configs import Preprocessing
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def sheet(
     rows = -(-len(pictures) // columns)
     width = columns * (side + 2 * GAP) - 2 * GAP
     content = Image.new("RGB", (width, rows * (side + CAPTION + GAP) - GAP), _PAPER)
-    draw, font = ImageDraw.Draw(content), _font(13)
+    draw, font = ImageDraw.Draw(content), load_font(13)
     for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
         row, column = divmod(number, columns)
         left, top = column * (side + 2 * GAP), row * (side + CAPTION + GAP)
@@ -74,7 +74,7 @@ def sheet(
             Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC,
         )
         content.paste(small, (left + (side - small.width) // 2, top + (side - small.height) // 2))
-        draw.text((left, top + side + 5), _cut(caption, font, side), _MUTED, font)
+        draw.text((left, top + side + 5), cut_text(caption, font, side), _MUTED, font)
     return _framed(content, title, note)
 
 
@@ -218,7 +218,7 @@ def _colored(values: np.ndarray, name: str) -> np.ndarray:
 
 def _framed(content: Image.Image, title: str, note: str = "") -> Image.Image:
     """Return a picture under its title and a note, on white."""
-    bold, plain = _font(17, "-Bold"), _font(13)
+    bold, plain = load_font(17, "-Bold"), load_font(13)
     width = max(content.width, 420)
     lines = [(line, bold, _INK, 24) for line in _wrap(title, bold, width)]
     lines += [(line, plain, _MUTED, 19) for line in _wrap(note, plain, width)]
@@ -240,7 +240,7 @@ def _number(
     size: tuple[int, int],
 ) -> None:
     """Write numbers beside rows and above columns of tiles."""
-    draw, font = ImageDraw.Draw(content), _font(12)
+    draw, font = ImageDraw.Draw(content), load_font(12)
     for place, row in enumerate(rows):
         draw.text((LABELS - 8, LABELS + place * step[0] + size[0] // 2), f"{row}", _MUTED, font, anchor="rm")
     for place, column in enumerate(columns):
@@ -253,7 +253,7 @@ def _scale_bar(content: Image.Image, left: int, top: int, height: int) -> None:
     """Draw the colours of similarity from 1 to -1."""
     ramp = Image.fromarray(_colored(np.linspace(1, 0, height)[:, None], "viridis"))
     content.paste(ramp.resize((16, height)), (left, top))
-    draw, font = ImageDraw.Draw(content), _font(12)
+    draw, font = ImageDraw.Draw(content), load_font(12)
     for number, share in ((1, 0.0), (0, 0.5), (-1, 1.0)):
         place = top + 6 + share * (height - 12)
         draw.text((left + 16 + GAP, place), f"{number}".replace("-", "−"), _MUTED, font, anchor="lm")
@@ -264,12 +264,6 @@ def _spread(length: int, most: int) -> list[int]:
     return np.linspace(0, length - 1, min(length, most)).round().astype(int).tolist()
 
 
-def _font(size: int, kind: str = "") -> ImageFont.FreeTypeFont:
-    import matplotlib
-
-    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{kind}.ttf"), size)
-
-
 def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
     """Return lines no longer than `width` pixels; a word that is longer is cut."""
     lines: list[str] = []
@@ -277,17 +271,8 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
         if lines and font.getlength(f"{lines[-1]} {word}") <= width:
             lines[-1] += f" {word}"
         else:
-            lines.append(_cut(word, font, width))
+            lines.append(cut_text(word, font, width))
     return lines
-
-
-def _cut(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    text = " ".join(text.split())
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(f"{text}…") > width:
-        text = text[:-1]
-    return f"{text}…"
 
 
 def _sentence(text: str) -> str:

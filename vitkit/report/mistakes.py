@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from PIL import Image, ImageFont
 
 OTHERS = "other classes"
 MOST_COUNTS = 25
@@ -70,7 +66,7 @@ def confusion_picture(matrix: np.ndarray, class_names: Sequence[str], path: str 
             y, x = y[order], x[order]
             axes.scatter(x, y, s=1.6, c=shares[y, x], cmap=colors, norm=norm, marker="s", linewidths=0)
         for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
-            shown = list(range(count)) if has_names else _spread(count, 40)
+            shown = list(range(count)) if has_names else np.arange(40) * count // 40
             axis.set_ticks(shown, [names[place] for place in shown])
         axes.tick_params(length=0, pad=4, labelsize=9 if has_counts else 7.5, labelcolor=_INK)
         axes.tick_params(axis="x", rotation=90)
@@ -108,16 +104,18 @@ def mistake_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], wrong: in
     """Draw wrong images as PNG, each above what it is and what it was taken for; `wrong` of `images` are wrong in all."""
     from PIL import Image, ImageDraw
 
+    from vitkit.data.drawing import cut_text, fit_tile, load_font
+
     columns = max(4, min(COLUMNS, len(tiles)))
     rows = -(-len(tiles) // COLUMNS)
     width = 2 * MARGIN + columns * (TILE + GAP) - GAP
     height = 2 * MARGIN + HEAD + rows * (TILE + WORDS + GAP) - (GAP if rows else 0)
     sheet = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    bold, plain = _font(19, "-Bold"), _font(13)
+    bold, plain = load_font(19, "-Bold"), load_font(13)
     shown = "" if len(tiles) == wrong else f"; the {len(tiles)} most confident mistakes"
     title = f"{wrong:,} of {images:,} images wrong{shown}" if wrong else f"None of {images:,} images wrong"
-    draw.text((MARGIN, MARGIN), _cut(title, bold, width - 2 * MARGIN), _INK, bold)
+    draw.text((MARGIN, MARGIN), cut_text(title, bold, width - 2 * MARGIN), _INK, bold)
     if tiles:
         legend = "green: the class; red: what it was taken for, with its probability"
         draw.text((MARGIN, MARGIN + 30), legend, _MUTED, plain)
@@ -125,46 +123,15 @@ def mistake_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], wrong: in
         row, column = divmod(number, COLUMNS)
         left, top = MARGIN + column * (TILE + GAP), MARGIN + HEAD + row * (TILE + WORDS + GAP)
         draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), _EMPTY)
-        small = _fit(tile.pixels)
+        small = fit_tile(tile.pixels, TILE)
         sheet.paste(small, (left + (TILE - small.width) // 2, top + (TILE - small.height) // 2))
         share = f" {tile.probability:.0%}"
         below = top + TILE + 8
-        draw.text((left, below), _cut(tile.true, plain, TILE), _GOOD, plain)
-        taken = _cut(tile.predicted, plain, TILE - plain.getlength(share))
+        draw.text((left, below), cut_text(tile.true, plain, TILE), _GOOD, plain)
+        taken = cut_text(tile.predicted, plain, TILE - plain.getlength(share))
         draw.text((left, below + 20), taken, _BAD, plain)
         draw.text((left + TILE, below + 20), share, _MUTED, plain, anchor="ra")
     sheet.save(path, "PNG")
-
-
-def _fit(pixels: np.ndarray) -> Image.Image:
-    """Return a picture as large as a tile holds it whole; few pixels stay sharp squares."""
-    from PIL import Image
-
-    image = Image.fromarray(pixels)
-    scale = TILE / max(image.size)
-    width, height = (max(1, round(side * scale)) for side in image.size)
-    return image.resize((width, height), Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC)
-
-
-def _spread(length: int, most: int) -> list[int]:
-    """Return up to `most` of the places 0 to length - 1, evenly spread."""
-    return list(range(length)) if length <= most else [place * length // most for place in range(most)]
-
-
-def _font(size: int, kind: str = "") -> ImageFont.FreeTypeFont:
-    import matplotlib
-    from PIL import ImageFont
-
-    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{kind}.ttf"), size)
-
-
-def _cut(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    text = " ".join(text.split())
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(f"{text}…") > width:
-        text = text[:-1]
-    return f"{text}…"
 
 
 def _cut_letters(name: str) -> str:
