@@ -121,10 +121,7 @@ def _kernels(convolution: nn.Conv2d) -> np.ndarray:
     """Return what the convolution multiplies pixels with: float64 (filters, height, width, channels)."""
     weight = convolution.weight.detach().cpu().double()
     if isinstance(convolution, StandardizedConv2d):
-        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
-        epsilon = convolution.epsilon
-        is_std = convolution.formula == "std"
-        weight = (weight - mean) / (variance.sqrt() + epsilon if is_std else (variance + epsilon).sqrt())
+        weight = convolution.standardize(weight)
     return weight.permute(0, 2, 3, 1).numpy()
 
 

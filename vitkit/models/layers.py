@@ -180,12 +180,14 @@ class StandardizedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if self.same:
             x = pad_same(x, self.kernel_size[0], self.stride[0])
-        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        return F.conv2d(x, self.standardize(self.weight), None, self.stride, self.padding)
+
+    def standardize(self, weight: Tensor) -> Tensor:
+        """Return the kernel that images are multiplied with."""
+        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
         if self.formula == "std":
-            weight = (self.weight - mean) / (variance.sqrt() + self.epsilon)
-        else:
-            weight = (self.weight - mean) * (variance + self.epsilon).rsqrt()
-        return F.conv2d(x, weight, None, self.stride, self.padding)
+            return (weight - mean) / (variance.sqrt() + self.epsilon)
+        return (weight - mean) * (variance + self.epsilon).rsqrt()
 
 
 def group_norm(config: HybridConfig | ResNetConfig, channels: int) -> nn.GroupNorm:
