@@ -79,6 +79,32 @@ def test_images_need_no_class_folders(tmp_path: Path) -> None:
         TINY["run_tiny"](tmp_path / "labelled", f"data.train={tmp_path / 'photos' / 'more'}", "duration=3")
 
 
+def test_images_stay_in_their_splits_and_classes(tmp_path: Path) -> None:
+    """Loose images come on top: else what one verb learns from another would measure on."""
+    draw = np.random.default_rng(1)
+    for number in range(60):
+        place = tmp_path / ("." if number % 10 == 9 else f"class-{number % 3}")
+        place.mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (6, 6, 3), np.uint8)).save(place / f"{number}.png")
+    for split in ("train", "val", "test"):
+        one, other = (open_data(f"{tmp_path}:{split}", labelled=labelled) for labelled in (True, False))
+        known = {one.where(index): one.class_names[one.labels[index]] for index in range(len(one))}
+        found = {other.where(index): other.class_names[other.labels[index]] for index in range(len(other))}
+        assert known.items() <= found.items() and set(found.values()) - set(known.values()) <= {""}
+
+
+@pytest.mark.parametrize("has_classes", [False, True])
+def test_folders_of_splits_may_hold_images(has_classes: bool, tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    for number in range(12):
+        place = tmp_path / ("val" if number % 4 == 0 else "train/cat" if has_classes else "train")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (6, 6, 3), np.uint8)).save(place / f"{number}.png")
+    for split, count in (("train", 9), ("val", 3)):
+        source = open_data(f"{tmp_path}:{split}", labelled=False)
+        assert len(source) == count and all(f"/{split}/" in source.where(index) for index in range(count))
+
+
 def test_objective_by_its_name_alone_takes_the_place_of_the_section(tmp_path: Path) -> None:
     text = TINY["RECIPE"] + "objective: {loss: sigmoid, label_smoothing: 0.1}\n"
     recipe = TINY["write_recipe"](tmp_path, text)

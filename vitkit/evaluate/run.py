@@ -16,7 +16,7 @@ from vitkit.data.fetch import check_choice
 from vitkit.data.open import open_data
 from vitkit.data.parts import Progress, written_whole
 from vitkit.data.sources.folder import scan
-from vitkit.data.sources.source import Files, Source, Subset, take
+from vitkit.data.sources.source import Source, Subset
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.errors import InputError
 from vitkit.evaluate.classes import Among, Head, Matching, match, read_mapping
@@ -136,20 +136,14 @@ def _open(data: str | os.PathLike[str] | DataSpec, may_be_flat: bool) -> tuple[S
     root = os.path.expanduser(spec.source)
     is_folder = spec.is_path and os.path.isdir(root) and spec.split in (None, "all")
     if may_be_flat and is_folder and not (found := scan(root)).paths and found.loose:
-        return _open_flat(root, spec), False
+        source = open_data(replace(spec, split="all"), labelled=False)
+        note = f"{spec.source}: no class folders; nothing is measured but ReaL's accuracy"
+        source.notes = (*source.notes, note)
+        return source, False
     source = open_data(spec, default="measure")
     if not len(source):
         raise InputError(f"{source.name}:{source.split} has no images")
     return source, True
-
-
-def _open_flat(root: str, spec: DataSpec) -> Source:
-    from vitkit.data.images import find_images
-
-    paths = [str(path) for path in find_images(root)]
-    note = f"{spec.source}: no class folders; nothing is measured but ReaL's accuracy"
-    source = Files(spec.source, "all", ("unlabelled",), np.zeros(len(paths), np.int64), paths, [note])
-    return take(source, spec)
 
 
 def _kept(source: Source, matching: Matching | None) -> np.ndarray:

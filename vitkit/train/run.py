@@ -160,8 +160,8 @@ def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
     """Say what will be trained on what."""
     per_process = f" ({parts.loader.count} on each of {world.ranks} processes)" if world.ranks > 1 else ""
     return [
-        f"{config.model['name']} on {config.data.train}: {len(parts.source):,} images, "
-        f"{parts.source.num_classes:,} classes",
+        f"{config.model['name']} on {config.data.train}: {counted(len(parts.source), 'image')}"
+        + (f", {counted(len(parts.class_names), 'class')}" if parts.class_names else ""),
         f"{counted(parts.periods.total, 'step')} of {config.batch_size:,} images{per_process}, "
         f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {device_name(world.device)}",
     ]

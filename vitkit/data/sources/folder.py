@@ -42,11 +42,12 @@ def open_folder(
 ) -> Source:
     """Return the images of a folder. With `classes` given, train isn't looked at for the names of other splits.
 
-    Without labels all images are of one class without a name, those in no class folder among them.
+    Where labels aren't needed, images in no class folder are of a class without a name; all others stay in the class and
+    the split that they are in anyway.
     """
     name = spec.source
-    splits, left_out = find_splits(root)
-    if not splits and (inner := _only_folder(root)) and find_splits(inner)[0]:
+    splits, left_out = find_splits(root, labelled)
+    if not splits and (inner := _only_folder(root)) and find_splits(inner, labelled)[0]:
         raise InputError(f"{root} holds its splits one folder deeper: open {inner}")
     own = _own_split(root, spec.split, default) if not splits else None
     if own:
@@ -61,13 +62,13 @@ def open_folder(
     scans = {part: scan(folder) for part, folder in folders.items()}
     for part, found in scans.items():
         if not labelled:
-            found.paths, found.loose = [*found.loose, *found.paths], []
-            found.classes, found.empty = [""] * len(found.paths), []
+            found.classes = [*[""] * len(found.loose), *found.classes]
+            found.paths, found.loose, found.empty = [*found.loose, *found.paths], [], []
         _check(found, folders[part])
         notes += _notes(found, folders[part])
     paths = [path for found in scans.values() for path in found.paths]
     labels = [label for found in scans.values() for label in found.classes]
-    class_names = _class_names(scans, splits, classes) if labelled else ("",)
+    class_names = name_classes(labels) if not labelled else _class_names(scans, splits, classes)
     origin = splits.get("train", root)
     numbers = number_labels(labels, class_names, lambda index: paths[index], origin)
     if labelled:
@@ -89,19 +90,22 @@ def _own_split(root: str, asked: str | None, default: Default) -> str | None:
     return named if (named == "train") == (default == "train") else None
 
 
-def find_splits(root: str) -> tuple[dict[str, str], list[str]]:
+def find_splits(root: str, labelled: bool = True) -> tuple[dict[str, str], list[str]]:
     """Return the folder of each split, and the names of other folders beside them.
 
     A folder named like a split is one when it holds folders, and for val and test images too; otherwise it is a class.
+    Where labels aren't needed and all folders are named like splits, it is enough that it holds images.
     """
     found: dict[str, str] = {}
     left_out, flat = [], []
-    for entry in _list(root):
-        if not _is_folder(entry):
-            continue
+    entries = [entry for entry in _list(root) if _is_folder(entry)]
+    may_be_flat = not labelled and all(entry.name.lower() in WORDS for entry in entries)
+    for entry in entries:
         split = WORDS.get(entry.name.lower())
         inside = _list(entry.path) if split else []
         folders = [child.path for child in inside if _is_folder(child)]
+        if may_be_flat and _holds_image(entry.path):
+            folders.append(entry.path)
         if split is None or not folders:
             left_out.append(entry.name)
             if split and _holds_image(entry.path):
