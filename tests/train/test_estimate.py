@@ -15,7 +15,7 @@ from vitkit.models import create_model
 from vitkit.models.configs import Preprocessing
 from vitkit.objectives import ObjectiveConfig, build_objective
 from vitkit.objectives.objective import Objective
-from vitkit.train.estimate import Estimate, estimate
+from vitkit.train.estimate import estimate
 
 SUPERVISED = ObjectiveConfig()
 # The decoder is far smaller than the encoder, or far larger.
@@ -67,12 +67,13 @@ def test_labels_cost_what_the_model_does() -> None:
     assert (found.parameters, found.exaflops) == (cost.parameters, training_exaflops(cost.macs, 5))
 
 
-def test_ways_to_shorten_name_a_decoder_that_is_larger_than_the_model() -> None:
-    small = Estimate(100, 20, 1e-6, 1e12, 60.0, 1.0)
-    large = Estimate(100, 80, 1e-6, 1e12, 60.0, 1.0)
-    assert (
-        "decoder" not in small.lines("3 epochs", "a GPU")[1]
-        and "a GPU" in small.lines("3 epochs", "a GPU")[1]
-    )
-    assert "decoder_width, objective.decoder_depth), which has 80 parameters" in large.lines(5, "")[1]
-    assert large.lines(5, "")[1].endswith("smaller images")
+@pytest.mark.parametrize(
+    ("config", "has_decoder"), [(SUPERVISED, False), (PATCHES, False), (MAE, False), (MAE_LARGE, True)]
+)
+def test_ways_to_shorten_name_a_decoder_that_is_larger_than_the_model(
+    config: ObjectiveConfig, has_decoder: bool
+) -> None:
+    found = estimate(make(config), 5, torch.device("cpu"), torch.float32, 1)
+    assert ("objective.decoder_width, objective.decoder_depth" in found.lines(5, "a GPU")[1]) == has_decoder
+    assert found.lines("3 epochs", "a GPU")[1].endswith("smaller images, a GPU")
+    assert found.lines(5, "")[1].endswith("smaller images")

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitkit.data.draws import Draw
 from vitkit.data.fetch import BadImages, Fetched, Fetcher, check_choice, check_sizes
-from vitkit.data.memory import Cache, MemoryFetcher, cached
+from vitkit.data.memory import Cache, MemoryFetcher, cached, is_full_precision
 from vitkit.data.operations import send
 from vitkit.data.order import Order, Sampling
 from vitkit.data.pipeline import UNDRAWN, Pipeline, batch_steps, mix_steps, parse_pipeline
@@ -83,7 +83,8 @@ class Loader:
         self.memory: MemoryFetcher | None = None
         if self.source.images is not None:
             self.memory = MemoryFetcher(self.source.images, pipeline.image, self.device)
-        self.prepares_ahead = self.device.type == "cuda"
+        # Products in less than float32 are switched off while crops are resized, for all threads alike.
+        self.prepares_ahead = self.device.type == "cuda" and is_full_precision(self.device)
         self.waited_seconds = 0.0
         "How long the caller has waited for data so far."
         self.bad: dict[str, str] = {}
@@ -139,6 +140,11 @@ class Loader:
                 batches = self._finish(range(step, step + 1), parts.batch(step - start), joined)
             self.waited_seconds += time.perf_counter() - began
             yield batches
+
+    def take_memory(self) -> None:
+        """Take the memory of preparing ahead, beside whatever holds memory now."""
+        if self.prepares_ahead and self.memory is not None:
+            self._prepare(range(self._together()))
 
     def _together(self) -> int:
         """How many steps of images in memory are prepared at once."""
@@ -350,8 +356,8 @@ def ahead(
 ) -> Iterator[list[Batch]]:
     """Map like `map`, one item ahead, in a thread of its own."""
     with ThreadPoolExecutor(1) as thread:
-        if device.index is not None:
-            thread.submit(torch.cuda.set_device, device).result()  # each thread has its own
+        if device.type == "cuda":  # each thread has its own device and stream
+            thread.submit(torch.cuda.set_stream, torch.cuda.current_stream(device)).result()
         last = None
         for item in items:
             coming = thread.submit(function, item)
@@ -401,9 +407,12 @@ def _check(batch_size: int, rank: int, ranks: int, workers: int | None) -> None:
 
 def _device(device: torch.device | str) -> torch.device:
     try:
-        return torch.device(device)
+        device = torch.device(device)
     except RuntimeError:
         raise InputError(f"device is {device!r}; expected cpu, cuda or mps") from None
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())  # in other threads it may be another
+    return device
 
 
 def _parsed(pipeline: Pipeline | str) -> Pipeline:

@@ -169,12 +169,8 @@ def resample_boxes(images: Tensor, boxes: np.ndarray, size: tuple[int, int], cub
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
     """Multiply in float32, so that the pixels don't depend on autocast or on what training allows for products."""
-    products = getattr(torch.backends, "cuda" if device.type == "cuda" else "mkldnn").matmul
+    products, is_full = _products(device), is_full_precision(device)
     before = products.fp32_precision
-    is_full = before in (
-        "ieee",
-        "none",
-    )  # then nothing is touched: compiled models in other threads look at it
     if not is_full:
         products.fp32_precision = "ieee"
     try:
@@ -183,6 +179,15 @@ def _full_precision(device: torch.device) -> Iterator[None]:
     finally:
         if not is_full:
             products.fp32_precision = before
+
+
+def is_full_precision(device: torch.device) -> bool:
+    """Tell whether products of float32 are computed in float32 anyway, so that nothing is switched for them."""
+    return _products(device).fp32_precision in ("ieee", "none")
+
+
+def _products(device: torch.device) -> Any:
+    return getattr(torch.backends, "cuda" if device.type == "cuda" else "mkldnn").matmul
 
 
 def _weights(start: Tensor, length: Tensor, old: int, new: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:

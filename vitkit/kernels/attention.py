@@ -33,10 +33,10 @@ BACKWARD_KEYS = Tiles(block=128, step=32, warps=8, stages=3, registers=128)
 def can_use(qkv: Tensor) -> bool:
     """Tell whether `short_attention` takes this packed qkv."""
     return (
-        runs_triton(qkv)
-        and qkv.dtype in (torch.bfloat16, torch.float16)
+        qkv.dtype in (torch.bfloat16, torch.float16)
         and qkv.shape[1] <= MAX_TOKENS
         and qkv.shape[4] in SIZES
+        and runs_triton(qkv)
     )
 
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from vitkit.kernels import runs_triton
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 POSITIONS, MAX_CHANNELS, WARPS = 16, 128, 4  # of one program
 
 
 def relu_pool(x: Tensor) -> Tensor:
     """Return max_pool2d(relu(x), 3, stride=2, padding=1) of (images, channels, height, width)."""
-    if not runs_triton(x):
+    if x.dtype not in DTYPES or not runs_triton(x):
         return F.relu(F.max_pool2d(x, 3, 2, 1))  # the same in the other order, on a quarter of the values
     return _forward(x.contiguous(memory_format=torch.channels_last))[0]
 

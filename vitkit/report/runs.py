@@ -115,6 +115,7 @@ def _page(runs: Sequence[Run], inside: Sequence[Html]) -> str:
     results = [part for run in runs for part in finetuning_sections(run)]
     return page(
         title,
+        *_alerts(runs),
         *results,
         *_summary_parts(runs, has_results=bool(results)),
         section(
@@ -149,24 +150,28 @@ def _time(moment: str) -> str:
     return moment[:16].replace("T", " ")
 
 
+def _alerts(runs: Sequence[Run]) -> list[Html]:
+    """Return what made runs fail."""
+    failed = [
+        (run.name, text(run.state.get("message"))) for run in runs if run.state.get("status") == "failed"
+    ]
+    return [
+        element("p", f"{name}: {message}" if len(runs) > 1 else message, class_="alert")
+        for name, message in failed
+        if message
+    ]
+
+
 def _summary_parts(runs: Sequence[Run], has_results: bool) -> list[Html]:
     found = [summary(run) for run in runs]
-    alerts = [
-        element(
-            "p", f"{entry['name']}: {entry['message']}" if len(runs) > 1 else entry["message"], class_="alert"
-        )
-        for entry in found
-        if entry["status"] == "failed" and entry["message"]
-    ]
     rows = [_facts(entry) for entry in found]
     if len(runs) == 1:
         if has_results:
-            return [*alerts, section("Its run", facts(rows[0].items()))]
-        has_best = found[0]["best"] is not None
-        return [*alerts, facts(rows[0].items(), num_leads=1 if has_best else 0)]
+            return [section("Its run", facts(rows[0].items()))]
+        return [facts(rows[0].items(), num_leads=0 if found[0]["best"] is None else 1)]
     names = dict.fromkeys(name for row in rows for name in row)
     lines = [[name, *(row.get(name, NOTHING) for row in rows)] for name in names]
-    return [*alerts, section("Summary", table(["", *_heads(runs)], lines))]
+    return [section("Summary", table(["", *_heads(runs)], lines))]
 
 
 def _heads(runs: Sequence[Run]) -> list[str]:

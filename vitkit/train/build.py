@@ -256,11 +256,12 @@ def _other_split(data: str) -> DataSpec:
 
 def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:
     """Return the objective as all processes run it together: in its precision, sharded or replicated, compiled."""
-    if config.compile == "graphs" and (torch.distributed.is_initialized() or world.device.type != "cuda"):
+    is_sharded = config.parallel == "fsdp" and torch.distributed.is_initialized()
+    if config.compile == "graphs" and (world.ranks > 1 or is_sharded or world.device.type != "cuda"):
         raise InputError("compile=graphs is for one process with a CUDA GPU; take compile=true")
     dtype = compute_dtype(config, world.device)
     forward: nn.Module = objective
-    if config.parallel == "fsdp" and torch.distributed.is_initialized():
+    if is_sharded:
         if config.compile:
             for block in blocks(objective.model):
                 block.compile(dynamic=False)

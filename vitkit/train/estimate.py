@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from vitkit.cost import cost_of, training_exaflops
+from vitkit.objectives.mae import MaskedAutoencoding
 from vitkit.objectives.objective import Objective
 
 # Share of the measured matrix rate that training is assumed to reach: B/16 reaches 0.58 on an H200 (bf16, compiled,
@@ -20,8 +21,8 @@ class Estimate:
     """A run's cost and its likely time."""
 
     parameters: int
-    own_parameters: int
-    "Of them, those of the objective alone: a decoder's."
+    decoder_parameters: int
+    "Of them, those of masked autoencoding's decoder."
     exaflops: float
     rate: float
     "Operations per second of a large matrix product on this device."
@@ -31,9 +32,9 @@ class Estimate:
     def lines(self, duration: object, faster: str) -> list[str]:
         """Say it to people, with ways to shorten the run; `faster` is what speeds up each step, if anything does."""
         ways = [f"duration=... (now {duration})", "a smaller model (model.name=...)", "smaller images"]
-        if self.own_parameters > self.parameters / 2:
+        if self.decoder_parameters > self.parameters / 2:
             decoder = "objective.decoder_width, objective.decoder_depth"
-            ways.insert(0, f"a smaller decoder ({decoder}), which has {self.own_parameters:,} parameters")
+            ways.insert(0, f"a smaller decoder ({decoder}), which has {self.decoder_parameters:,} parameters")
         return [
             f"cost: {self.parameters:,} parameters, {self.exaflops:.3g} exaFLOPs; "
             f"estimated time: {in_words(self.seconds)} for steps alone ({self.rate / 1e12:,.2g} TFLOP/s measured, "
@@ -51,9 +52,8 @@ def estimate(
     exaflops = training_exaflops(macs, images)
     rate = matrix_rate(device, dtype) * processes
     flops = exaflops * 1e18
-    return Estimate(
-        parameters, parameters - cost.parameters, exaflops, rate, flops / (rate * SHARE), flops / images
-    )
+    decoder = parameters - cost.parameters if isinstance(objective, MaskedAutoencoding) else 0
+    return Estimate(parameters, decoder, exaflops, rate, flops / (rate * SHARE), flops / images)
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) -> float:

@@ -72,5 +72,7 @@ def attempt(parts: Parts, batch: Batch, size: int) -> None:
         part = {name: tensor[start : start + size] for name, tensor in batch.items()}
         part = parts.objective.prepare(part, Draw(0, 0, np.arange(start, start + size), "objective"))
         with gradients_stay(parts.forward, parts.model, held=start + size < stop):
-            parts.forward(part)[0].backward()
+            loss = parts.forward(part)[0]
+            parts.loader.take_memory()
+            loss.backward()
     parts.optimizer.zero_grad(set_to_none=True)

@@ -16,6 +16,7 @@ from vitkit.train.build import Parts
 from vitkit.train.config import TrainConfig
 from vitkit.train.distributed import whole
 from vitkit.train.estimate import Estimate
+from vitkit.train.graphs import WARM
 from vitkit.train.log import Journal, Listener, Totals
 from vitkit.train.pictures import Pictures, cut_pictures
 from vitkit.train.runs import RunFolder, cut_metrics, read_metrics
@@ -45,8 +46,7 @@ class Results:
         self.earlier, self.done = 0.0, 0
         self.began = self.line_began = time.perf_counter()
         self.line_step, self.line_waited = 0, 0.0
-        # A CUDA graph is recorded after the step was compiled and has run once more.
-        self.compiling_steps = 3 if config.compile == "graphs" else int(config.compile)
+        self.compiling_steps = WARM + 1 if config.compile == "graphs" else int(config.compile)
         self.pictures = Pictures(config, parts, path, listener, world) if not parts.class_names else None
         self.dtype = parts.objective.dtype  # shards (FSDP2) cast by themselves
 
