@@ -122,7 +122,7 @@ if INTERPRETED:
         assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-def test_can_use_refuses_what_the_kernels_cannot_read() -> None:
+def test_a_processor_is_refused() -> None:
     assert not can_use(torch.zeros(1, 8, 3, 1, 64, dtype=torch.bfloat16))
 
 
@@ -194,6 +194,16 @@ def test_gpu_equals_plain(tokens: int, size: int, dropout: float) -> None:
     qkv, d_out = random_qkv(3, tokens, 2, size, device="cuda", dtype=torch.bfloat16)
     assert can_use(qkv)
     check_against_plain(qkv, d_out, dropout, 3e-2)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("tokens", "size", "dtype"),
+    [(513, 64, torch.bfloat16), (8, 48, torch.bfloat16), (8, 64, torch.float32)],
+)
+def test_gpu_refuses_what_the_kernels_cannot_read(tokens: int, size: int, dtype: torch.dtype) -> None:
+    assert not can_use(torch.zeros(1, tokens, 3, 1, size, dtype=dtype, device="cuda"))
 
 
 @gpu

@@ -110,7 +110,7 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     "Activations: auto is bfloat16 on a GPU, float32 elsewhere. Weights are float32 always."
     compile: bool | Literal["graphs"] = False
-    "Whether PyTorch compiles the training step: half a minute or more at the start, faster steps; graphs also replays it as a CUDA graph, for small models on a GPU."
+    "Whether PyTorch compiles the training step: half a minute or more at the start, faster steps; graphs also replays both passes as one CUDA graph, for small models on a GPU."
     activation_checkpointing: bool = False
     "Recompute each block in the backward pass: a third more compute for much less memory."
     micro_batch: int | Literal["auto"] | None = None
