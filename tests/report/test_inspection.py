@@ -332,3 +332,17 @@ def test_folders_of_tables_are_data(tmp_path: Path, photos: Path, monkeypatch: p
     assert (len(source), source.class_names) == (2, ("a", "b"))
     vitkit.pack("digits:test[:5]", tmp_path / "packed")
     assert len(open_images("packed")) == 5
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("token", ""),
+        ("sincos", "They are fixed sines, not learned"),
+        ("map", "Every layer has a table of its own; this is the first of"),
+    ],
+)
+def test_positions_say_what_they_are(family: str, words: str, tmp_path: Path) -> None:
+    result = look(save(tmp_path / "model", family), None, tmp_path / "out")
+    found = re.findall("They are fixed sines[^:]*|Every layer has a table[^.]*", read(result["html"]).text)
+    assert [text.startswith(words) for text in found] == ([True] if words else [])

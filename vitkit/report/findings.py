@@ -152,7 +152,12 @@ def examine_weights(predictor: Predictor) -> Findings:
 
     def positions() -> Drawing:
         image = pictures.similarity_picture(position_similarity(predictor))
+        config = predictor.model.config
         caption = "Each tile: how alike a patch's position embedding is to those of all patches."
+        if getattr(config, "positions", "") in ("sincos_2d", "sine"):
+            caption += " They are fixed sines, not learned: the same in every model of this grid and width."
+        if isinstance(config, ViTConfig) and config.positions_at == "every_layer":
+            caption += f" Every layer has a table of its own; this is the first of {config.depth}."
         return Drawing("positions", image, caption)
 
     for name, draw in (("filters", filters), ("positions", positions)):

@@ -8,11 +8,11 @@ from vitkit.report.page import Html, element, figure, fold, section, table
 
 NO_IMAGES = "No images were given, and this is measured on images: name some, as in vit inspect MODEL IMAGES."
 FILTERS = (
-    "What the model sees pixels through. Trained filters look smooth, with edges, waves and colours; "
+    "What the model sees pixels through. Trained filters look smoother, with edges, waves and colours; "
     "untrained ones look like noise."
 )
 POSITIONS = (
-    "Nearby patches of a trained model have similar embeddings, and rows and columns show as lines; "
+    "Where they were learned, nearby patches have similar embeddings, and rows and columns show as lines; "
     "class and register tokens are left out."
 )
 DISTANCE = (
