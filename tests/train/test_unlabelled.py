@@ -148,7 +148,7 @@ def test_two_processes_give_the_curve_of_one(ranks: Path, name: str) -> None:
     run_path(str(HERE / "test_distributed.py"))["close"](ranks / name, ranks / "one" / name, 5e-4)
     assert read_record(ranks / name)["environment"]["processes"] == 2
     ours, theirs = (pictures(folder / name) for folder in (ranks, ranks / "one"))
-    assert ours.keys() == theirs.keys() == {"00000006.png", "00000012.png"}
+    assert ours.keys() == theirs.keys() == {"00000000.png", "00000012.png"}
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_compiled(changes: tuple[str, ...], tmp_path: Path) -> None:
 def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
     listener = TINY["Listener"]()
     result = TINY["run_tiny"](tmp_path / "run", *PATCHES, "evaluate_every=2", "duration=7", listener=listener)
-    files = [str(tmp_path / "run" / "pictures" / f"{step:08d}.png") for step in (2, 7)]
+    files = [str(tmp_path / "run" / "pictures" / f"{step:08d}.png") for step in (0, 7)]
     assert result["pictures"] == files
     assert f"pictures of what it learns: {tmp_path / 'run' / 'pictures'}" in listener.notes
     first, last = (np.asarray(Image.open(file)) for file in files)
@@ -177,7 +177,7 @@ def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
     assert digits is not None
     assert np.array_equal(first[:128:16, :128:16], digits[0].repeat(3, axis=2)[:, :, :3])
     cut_pictures(tmp_path / "run", 5)
-    assert [path.name for path in drawn(tmp_path / "run")] == ["00000002.png"]
+    assert [path.name for path in drawn(tmp_path / "run")] == ["00000000.png"]
     supervised = TINY["run_tiny"](tmp_path / "labels", "duration=2")
     assert supervised["pictures"] == [] and not (tmp_path / "labels/pictures").exists()
 

@@ -67,6 +67,8 @@ class Results:
         self.earlier, self.began, self.line_began = seconds, time.perf_counter(), time.perf_counter()
         self.line_step = self.done = step
         self.listener.start(step, self.parts.periods.total)
+        if self.pictures and not step:
+            self.pictures.draw(step)  # what it makes of them untrained
 
     def stepped(self, done: int) -> None:
         """Count a step; the first ones of a compiled run are compilation, whose time is kept apart."""
