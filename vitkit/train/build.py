@@ -134,7 +134,7 @@ def build(config: TrainConfig, world: World) -> Parts:
         model,
         objective,
         forward,
-        Recorded(objective) if config.compile == "graphs" else partial(both_passes, forward),
+        Recorded(forward) if config.compile == "graphs" else partial(both_passes, forward),
         build_optimizer(model, config.optimizer, own),
         build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch),
         None if config.average is None else Average(model, config.average),
