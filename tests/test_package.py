@@ -26,7 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "models": {"config", "kernels"},
     "cost": {"config", "models"},
     "weights": {"config", "models", "cost"},
-    "data": {"config", "models"},
+    "data": {"config", "models", "kernels"},
     "predictor": {"config", "models", "weights", "data"},
     "published": {"models", "cost"},
     "catalog": {"config", "models", "weights", "cost"},

@@ -48,6 +48,15 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
     monkeypatch.setattr(Lines, "stepped", stepped)
 
 
+def test_time_left_follows_training_time_not_compilation(capsys: pytest.CaptureFixture[str]) -> None:
+    from vitkit.cli.following import Lines
+
+    lines = Lines()
+    lines.start(0, 1000)
+    lines.metrics({"step": 100, "loss": 1.0, "learning_rate": 0.1, "seconds": 10.0})
+    assert "1:30 left" in capsys.readouterr().err
+
+
 def test_from_start_to_end(vit: Vit) -> None:
     answer = vit("train", "tiny.yaml", "--run", "mine", "--device", "cpu")
     assert answer.status == 0, answer.err

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitkit.kernels.attention import can_use, keep_mask, short_attention
+from vitkit.kernels import attention
+from vitkit.kernels.attention import BACKWARD, Tiles, can_use, keep_mask, short_attention
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -53,19 +54,39 @@ if INTERPRETED:
     @pytest.mark.parametrize("dropout", [0.0, 0.1, 0.5])
     @pytest.mark.parametrize(
         ("tokens", "heads", "size"),
-        [(1, 2, 32), (50, 3, 64), (64, 1, 32), (65, 2, 64), (197, 1, 64), (256, 1, 32)],
+        [
+            (1, 2, 32),
+            (50, 3, 64),
+            (64, 1, 32),
+            (65, 2, 64),
+            (197, 1, 64),
+            (256, 1, 32),
+            (300, 1, 64),
+            (512, 1, 32),
+        ],
     )
     def test_interpreted_equals_plain(tokens: int, heads: int, size: int, dropout: float) -> None:
         batch = 2 if tokens < 100 else 1
         check_against_plain(*random_qkv(batch, tokens, heads, size), dropout, 3e-6)
 
+    @pytest.mark.parametrize("cut", [Tiles(64, 32, 4, 1), Tiles(64, 64, 4, 1)])
+    @pytest.mark.parametrize(
+        ("tokens", "heads", "size", "dropout"), [(130, 2, 32, 0.1), (192, 1, 64, 0.0), (300, 1, 64, 0.1)]
+    )
+    def test_interpreted_blocks_of_keys_add_up(
+        tokens: int, heads: int, size: int, dropout: float, cut: Tiles, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(attention, "BACKWARD", cut)
+        check_against_plain(*random_qkv(1, tokens, heads, size), dropout, 3e-6)
+
     def test_interpreted_half_precision() -> None:
         check_against_plain(*random_qkv(1, 130, 1, 64, dtype=torch.float16), 0.1, 3e-3)
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the infinities
-    def test_interpreted_extreme_logits() -> None:
+    @pytest.mark.parametrize("tokens", [50, 300])
+    def test_interpreted_extreme_logits(tokens: int) -> None:
         """Far below zero the weights of keys past the end would be infinite, were they not masked."""
-        qkv, d_out = random_qkv(1, 50, 1, 32)
+        qkv, d_out = random_qkv(1, tokens, 1, 32)
         with torch.no_grad():
             qkv[:, :, 0], qkv[:, :, 1] = 5.0, -5.0
         check_against_plain(qkv, d_out, 0.1, 3e-5)
@@ -184,6 +205,7 @@ def test_mask_depends_on_the_head_alone() -> None:
         (1, 64, 0.1),
         (50, 32, 0.6),
         (65, 64, 0.1),
+        (130, 64, 0.1),
         (197, 64, 0.0),
         (256, 64, 0.1),
         (300, 64, 0.1),
@@ -198,6 +220,18 @@ def test_gpu_equals_plain(tokens: int, size: int, dropout: float) -> None:
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize(("tokens", "size"), [(130, 32), (256, 64), (300, 64), (512, 64)])
+def test_gpu_equals_plain_in_the_blocks_of_smaller_gpus(
+    tokens: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "BACKWARD", BACKWARD._replace(block=BACKWARD.block // 2))
+    qkv, d_out = random_qkv(48, tokens, 4, size, device="cuda", dtype=torch.bfloat16)
+    for dropout in (0.0, 0.1):
+        check_against_plain(qkv, d_out, dropout, 3e-2)
+
+
+@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("tokens", "size", "dtype"),
     [(513, 64, torch.bfloat16), (8, 48, torch.bfloat16), (8, 64, torch.float32)],
@@ -208,8 +242,9 @@ def test_gpu_refuses_what_the_kernels_cannot_read(tokens: int, size: int, dtype:
 
 @gpu
 @pytest.mark.gpu
-def test_gpu_gives_the_same_bits_each_time() -> None:
-    qkv, d_out = random_qkv(64, 197, 4, 64, device="cuda", dtype=torch.bfloat16)
+@pytest.mark.parametrize("tokens", [197, 512])
+def test_gpu_gives_the_same_bits_each_time(tokens: int) -> None:
+    qkv, d_out = random_qkv(64, tokens, 4, 64, device="cuda", dtype=torch.bfloat16)
     results = []
     for _ in range(2):
         torch.manual_seed(3)

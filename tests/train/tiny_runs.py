@@ -14,7 +14,7 @@ from torch import Tensor
 from vitkit.train import checkpoints, train
 from vitkit.train.runs import read_metrics
 
-TIMINGS = ("images_per_second", "waiting", "seconds")
+TIMINGS = ("images_per_second", "waiting", "seconds", "peak_share")
 RECIPE = """\
 # A tiny ViT on a few digits.
 # Command: vit train tiny

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -37,13 +36,13 @@ class Lines:
     """One line for each line of metrics."""
 
     def __init__(self) -> None:
-        self.total, self.first, self.began = 0, 0, 0.0
+        self.total = 0
 
     def note(self, line: str) -> None:
         note(line)
 
     def start(self, step: int, total: int) -> None:
-        self.first, self.total, self.began = step, total, time.monotonic()
+        self.total = total
         if step:
             self.note(
                 f"goes on from step {step:,} of {total:,}" if step < total else "the run is done already"
@@ -55,8 +54,8 @@ class Lines:
     def metrics(self, line: Mapping[str, Any]) -> None:
         words = in_words(line)
         left = self.total - line["step"]
-        if "learning_rate" in line and left and line["step"] > self.first:
-            pace = (time.monotonic() - self.began) / (line["step"] - self.first)
+        if "learning_rate" in line and left:
+            pace = line["seconds"] / line["step"]  # without compilation
             words += f", {clock(left * pace)} left"
         self.note(f"step {line['step']:,}/{self.total:,}: {words}")
 

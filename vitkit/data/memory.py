@@ -21,6 +21,8 @@ from vitkit.data.operations import send
 from vitkit.data.pipeline import Step
 from vitkit.data.sources.source import Picture, Source
 from vitkit.errors import InputError
+from vitkit.kernels import runs_triton
+from vitkit.kernels.resampling import resample
 from vitkit.models.configs import Size, as_size
 
 TRIES = 10
@@ -151,7 +153,7 @@ def random_crop(images: Tensor, draw: Draw, size: Size) -> Tensor:
 
 
 def resample_boxes(images: Tensor, boxes: np.ndarray, size: tuple[int, int], cubic: np.ndarray) -> Tensor:
-    """Resize one box (top, left, height, width) of each image, antialiased: two matrix products per image.
+    """Resize one box (top, left, height, width) of each image, antialiased: two matrix products per channel.
 
     cubic: which images are resized bicubically, the others bilinearly; bool (images,).
     """
@@ -159,6 +161,8 @@ def resample_boxes(images: Tensor, boxes: np.ndarray, size: tuple[int, int], cub
     kernel = _kernel(cubic, is_cubic[:, None, None])
     rows = _weights(places[:, 0], places[:, 2], images.shape[-2], size[0], kernel)
     columns = _weights(places[:, 1], places[:, 3], images.shape[-1], size[1], kernel)
+    if runs_triton(images):
+        return resample(images, rows, columns)
     with _full_precision(images.device):
         mixed = rows[:, None] @ images.float() @ columns[:, None].transpose(-2, -1)
     if cubic.any():  # others stay between the pixels they mix

@@ -15,7 +15,7 @@ SIZES = (32, 64)
 
 
 class Tiles(NamedTuple):
-    """How a kernel is cut: a program owns `block` tokens and passes over the others `step` at a time."""
+    """How a kernel is cut: a program holds `block` tokens and passes over the others `step` at a time."""
 
     block: int
     step: int
@@ -26,8 +26,9 @@ class Tiles(NamedTuple):
 
 # With up to 128 registers, 16 warps share a multiprocessor: one half computes while the other multiplies.
 FORWARD = Tiles(block=128, step=64, warps=8, stages=3, registers=128)
-BACKWARD_QUERIES = Tiles(block=64, step=64, warps=4, stages=2, registers=128)
-BACKWARD_KEYS = Tiles(block=128, step=32, warps=8, stages=3, registers=128)
+# All keys of a usual image in one block: their gradients fill half of the registers, and d_q is written once.
+# With 2 stages and several blocks, steps of 32 came out wrong on an H200 (the Triton of torch 2.11): keep 3.
+BACKWARD = Tiles(block=256, step=32, warps=8, stages=3)
 
 
 def can_use(qkv: Tensor) -> bool:
@@ -98,10 +99,13 @@ def _backward(
     """Return the gradient of the packed qkv."""
     from vitkit.kernels import attention_triton as kernels
 
-    d_out = d_out.contiguous()
-    d_qkv, delta = torch.empty_like(qkv), torch.empty_like(lse)
-    _launch(kernels.backward_queries, BACKWARD_QUERIES, dropout, qkv, seed, out, lse, d_out, d_qkv, delta)
-    _launch(kernels.backward_keys, BACKWARD_KEYS, dropout, qkv, seed, lse, d_out, d_qkv, delta, 0.0)
+    tiles = _backward_tiles(qkv)
+    d_qkv = torch.empty_like(qkv)
+    delta = partial = None
+    if qkv.shape[1] > tiles.block:
+        delta, partial = torch.empty_like(lse), lse.new_empty(*lse.shape, qkv.shape[4])
+    tensors = (seed, out, lse, d_out.contiguous(), d_qkv, delta, partial)
+    _launch(kernels.backward, tiles, dropout, qkv, *tensors, whole_heads=True)
     return d_qkv
 
 
@@ -126,15 +130,28 @@ def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor, None
 _forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 
+def _backward_tiles(qkv: Tensor) -> Tiles:
+    """Return BACKWARD, or half its block where a program has less shared memory than Hopper gives."""
+    if qkv.is_cuda and torch.cuda.get_device_properties(qkv.device).shared_memory_per_block_optin < 200_000:
+        return BACKWARD._replace(block=BACKWARD.block // 2)
+    return BACKWARD
+
+
 def _launch(
-    kernel: Any, tiles: Tiles, dropout: float, qkv: Tensor, *arguments: Tensor | float | None
+    kernel: Any,
+    tiles: Tiles,
+    dropout: float,
+    qkv: Tensor,
+    *arguments: Tensor | float | None,
+    whole_heads: bool = False,
 ) -> None:
-    """Run a kernel with one program per block of tokens of each head."""
+    """Run a kernel with one program per head, or per block of tokens of each head."""
     batch, tokens, _, heads, size = qkv.shape
-    if tokens <= tiles.block // 2:
-        tiles = tiles._replace(block=tiles.block // 2, warps=tiles.warps // 2)
+    while tokens <= tiles.block // 2 and tiles.block > 64:
+        tiles = tiles._replace(block=tiles.block // 2, warps=max(tiles.warps // 2, 4))
+    blocks = 1 if whole_heads else -(-tokens // tiles.block)
     with torch.cuda.device_of(qkv):
-        kernel[(-(-tokens // tiles.block) * batch * heads,)](
+        kernel[(blocks * batch * heads,)](
             qkv,
             *arguments,
             TOKENS=tokens,

@@ -1,10 +1,9 @@
 """The Triton kernels of short attention: a program reads one head straight out of the packed qkv.
 
 `qkv` and `d_qkv` are (batch, tokens, 3, heads, size), `out` and `d_out` (batch, tokens, heads, size), `lse` and `delta`
-(batch, heads, tokens) in float32. LOG_SCALE is log2(e) / sqrt(size), so that weights are powers of two; THRESHOLD / 2**32
-is the dropout rate and KEPT what it leaves. A program owns BLOCK tokens and passes over all of its head's, STEP at a time.
-`zero` is 0.0 at run time: were it a constant, the compiler would drop weights after packing two in a register, unpack
-and pack again.
+(batch, heads, tokens) and `partial` (batch, heads, tokens, size) in float32. LOG_SCALE is log2(e) / sqrt(size), so that
+weights are powers of two; THRESHOLD / 2**32 is the dropout rate and KEPT what it leaves. A program holds BLOCK tokens and
+passes over all of its head's, STEP at a time.
 """
 
 from __future__ import annotations
@@ -64,6 +63,16 @@ def load(
 
 
 @triton.jit
+def load_row(start: tl.tensor, tokens: tl.tensor, TOKENS: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """Load one number per token, 0 beyond the last."""
+    if TOKENS % BLOCK == 0:
+        x = tl.load(start + tokens)
+    else:
+        x = tl.load(start + tokens, mask=tokens < TOKENS, other=0.0)
+    return x
+
+
+@triton.jit
 def store(
     start: tl.tensor,
     tokens: tl.tensor,
@@ -98,7 +107,11 @@ def forward(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ) -> None:
-    """Attend from one block of a head's queries to all its keys."""
+    """Attend from one block of a head's queries to all its keys.
+
+    `zero` is 0.0 at run time: were it a constant, the compiler would drop weights after packing two in a register,
+    unpack and pack again.
+    """
     WIDTH: tl.constexpr = HEADS * SIZE
     BLOCKS: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     head = tl.program_id(0) // BLOCKS
@@ -133,7 +146,7 @@ def forward(
 
 
 @triton.jit
-def backward_queries(
+def backward(
     qkv: tl.tensor,
     seed: tl.tensor,
     out: tl.tensor,
@@ -141,6 +154,7 @@ def backward_queries(
     d_out: tl.tensor,
     d_qkv: tl.tensor,
     delta: tl.tensor,
+    partial: tl.tensor,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -150,90 +164,69 @@ def backward_queries(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ) -> None:
-    """Write the gradient of one block of a head's queries, and `delta`, which `backward_keys` reads."""
+    """Write the gradients of one head, one block of its keys after the other.
+
+    From block to block `delta` and `partial` keep what is known of the queries; with one block they are not used.
+    """
     WIDTH: tl.constexpr = HEADS * SIZE
     BLOCKS: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
-    head = tl.program_id(0) // BLOCKS
-    image = (head // HEADS).to(tl.int64) * TOKENS
-    within = head % HEADS * SIZE
-    qkv += image * 3 * WIDTH + within
-    queries = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    base_q, base_k = draw_bases(seed, head, THRESHOLD)
-    codes_q = token_codes(base_q, queries)
-    q = load(qkv, queries, 3 * WIDTH, SIZE, TOKENS, BLOCK)
-    d_y = load(d_out + image * WIDTH + within, queries, WIDTH, SIZE, TOKENS, BLOCK)
-    y = load(out + image * WIDTH + within, queries, WIDTH, SIZE, TOKENS, BLOCK)
-    # KEPT is taken out of the gradients of all weights here and put back once, at the end.
-    inner = tl.sum(d_y.to(tl.float32) * y.to(tl.float32), 1) * KEPT
-    tl.store(delta + head * TOKENS + queries, inner, mask=queries < TOKENS)
-    log_sum = tl.load(lse + head * TOKENS + queries, mask=queries < TOKENS, other=float("inf"))
-    d_q = tl.zeros((BLOCK, SIZE), tl.float32)
-    for start in range(0, TOKENS, STEP):
-        keys = start + tl.arange(0, STEP)
-        k = load(qkv + WIDTH, keys, 3 * WIDTH, SIZE, TOKENS, STEP)
-        v = load(qkv + 2 * WIDTH, keys, 3 * WIDTH, SIZE, TOKENS, STEP)
-        p = tl.exp2(tl.dot(q, tl.trans(k)) * LOG_SCALE - log_sum[:, None])
-        if TOKENS % STEP != 0:
-            p = tl.where(keys[None, :] < TOKENS, p, 0.0)
-        d_p = tl.dot(d_y, tl.trans(v))
-        if THRESHOLD > 0:
-            drawn = codes_q[:, None] * token_codes(base_k, keys)[None, :]
-            d_p = tl.where(drawn >= THRESHOLD, d_p, 0.0)
-        d_q = tl.dot((p * (d_p - inner[:, None])).to(k.dtype), k, d_q)
-    d_q *= LOG_SCALE * LN_2 / KEPT
-    store(d_qkv + image * 3 * WIDTH + within, queries, d_q, 3 * WIDTH, SIZE, TOKENS, BLOCK)
-
-
-@triton.jit
-def backward_keys(
-    qkv: tl.tensor,
-    seed: tl.tensor,
-    lse: tl.tensor,
-    d_out: tl.tensor,
-    d_qkv: tl.tensor,
-    delta: tl.tensor,
-    zero: tl.tensor,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    LOG_SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    KEPT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-) -> None:
-    """Write the gradients of one block of a head's keys and values."""
-    WIDTH: tl.constexpr = HEADS * SIZE
-    BLOCKS: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
-    head = tl.program_id(0) // BLOCKS
+    head = tl.program_id(0)
     image = (head // HEADS).to(tl.int64) * TOKENS
     within = head % HEADS * SIZE
     qkv += image * 3 * WIDTH + within
     d_qkv += image * 3 * WIDTH + within
+    out += image * WIDTH + within
     d_out += image * WIDTH + within
-    keys = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    lse += head * TOKENS
+    if BLOCKS > 1:
+        delta += head * TOKENS
+        partial += head.to(tl.int64) * TOKENS * SIZE
     base_q, base_k = draw_bases(seed, head, THRESHOLD)
-    codes_k = token_codes(base_k, keys)
-    k = load(qkv + WIDTH, keys, 3 * WIDTH, SIZE, TOKENS, BLOCK)
-    v = load(qkv + 2 * WIDTH, keys, 3 * WIDTH, SIZE, TOKENS, BLOCK)
-    d_k = tl.zeros((BLOCK, SIZE), tl.float32)
-    d_v = tl.zeros((BLOCK, SIZE), tl.float32)
-    for start in range(0, TOKENS, STEP):
-        queries = start + tl.arange(0, STEP)
-        q = load(qkv, queries, 3 * WIDTH, SIZE, TOKENS, STEP)
-        d_y = load(d_out, queries, WIDTH, SIZE, TOKENS, STEP)
-        log_sum = tl.load(lse + head * TOKENS + queries, mask=queries < TOKENS, other=float("inf"))
-        inner = tl.load(delta + head * TOKENS + queries, mask=queries < TOKENS, other=0.0)
-        # Tiles stand as (keys, queries): so the next products take them from registers.
-        p = tl.exp2(tl.dot(k, tl.trans(q)) * LOG_SCALE - log_sum[None, :])
-        d_p = tl.dot(v, tl.trans(d_y))
-        dropped = p
-        if THRESHOLD > 0:
-            drawn = codes_k[:, None] * token_codes(base_q, queries)[None, :]
-            dropped = tl.where(drawn >= THRESHOLD, p, zero)
-            d_p = tl.where(drawn >= THRESHOLD, d_p, 0.0)
-        d_v = tl.dot(dropped.to(v.dtype), d_y, d_v)
-        d_k = tl.dot((p * (d_p - inner[None, :])).to(k.dtype), q, d_k)
-    d_k *= LOG_SCALE * LN_2 / KEPT
-    store(d_qkv + WIDTH, keys, d_k, 3 * WIDTH, SIZE, TOKENS, BLOCK)
-    store(d_qkv + 2 * WIDTH, keys, d_v / KEPT, 3 * WIDTH, SIZE, TOKENS, BLOCK)
+    for block in tl.static_range(BLOCKS):
+        keys = block * BLOCK + tl.arange(0, BLOCK)
+        codes_k = token_codes(base_k, keys)
+        k = load(qkv + WIDTH, keys, 3 * WIDTH, SIZE, TOKENS, BLOCK)
+        v = load(qkv + 2 * WIDTH, keys, 3 * WIDTH, SIZE, TOKENS, BLOCK)
+        d_k = tl.zeros((BLOCK, SIZE), tl.float32)
+        d_v = tl.zeros((BLOCK, SIZE), tl.float32)
+        for start in range(0, TOKENS, STEP):
+            queries = start + tl.arange(0, STEP)
+            q = load(qkv, queries, 3 * WIDTH, SIZE, TOKENS, STEP)
+            d_y = load(d_out, queries, WIDTH, SIZE, TOKENS, STEP)
+            log_sum = load_row(lse, queries, TOKENS, STEP)
+            # KEPT is taken out of the gradients of all weights here and put back once, at the end.
+            if block == 0:
+                y = load(out, queries, WIDTH, SIZE, TOKENS, STEP)
+                inner = tl.sum(d_y.to(tl.float32) * y.to(tl.float32), 1) * KEPT
+                if BLOCKS > 1:
+                    tl.store(delta + queries, inner, mask=queries < TOKENS)
+            else:
+                inner = load_row(delta, queries, TOKENS, STEP)
+            # Tiles stand as (keys, queries): so the products for d_v and d_k take them from registers.
+            logits = tl.dot(k, tl.trans(q))
+            d_p = tl.dot(v, tl.trans(d_y))
+            p = tl.exp2(logits * LOG_SCALE - log_sum[None, :])
+            if (block + 1) * BLOCK > TOKENS:
+                p = tl.where(keys[:, None] < TOKENS, p, 0.0)
+            dropped = p
+            if THRESHOLD > 0:
+                drawn = codes_k[:, None] * token_codes(base_q, queries)[None, :]
+                dropped = tl.where(drawn >= THRESHOLD, p, 0.0)
+            d_logits = (dropped * d_p - p * inner[None, :]).to(k.dtype)
+            # After both tiles are done: a product under way holds its registers.
+            d_v = tl.dot(dropped.to(v.dtype), d_y, d_v)
+            d_k = tl.dot(d_logits, q, d_k)
+            # Hopper multiplies 64 rows at a time: of queries or, transposed, of the size.
+            d_q = tl.trans(tl.dot(tl.trans(k), d_logits)) if STEP < 64 else tl.dot(tl.trans(d_logits), k)
+            if block > 0:
+                d_q += load(partial, queries, SIZE, SIZE, TOKENS, STEP)
+            if block < BLOCKS - 1:
+                store(partial, queries, d_q, SIZE, SIZE, TOKENS, STEP)
+            else:
+                d_q *= LOG_SCALE * LN_2 / KEPT
+                store(d_qkv, queries, d_q, 3 * WIDTH, SIZE, TOKENS, STEP)
+        d_k *= LOG_SCALE * LN_2 / KEPT
+        store(d_qkv + WIDTH, keys, d_k, 3 * WIDTH, SIZE, TOKENS, BLOCK)
+        store(d_qkv + 2 * WIDTH, keys, d_v / KEPT, 3 * WIDTH, SIZE, TOKENS, BLOCK)
+        if block < BLOCKS - 1:
+            tl.debug_barrier()  # other threads read what this one wrote

@@ -95,21 +95,25 @@ def build_optimizer(
     """
     groups = parameter_groups(model, config, extra_parameters)
     lr = config.learning_rate
-    device = groups[0]["params"][0].device.type
-    speed: dict[str, Any] = {"cuda": dict(fused=True), "cpu": dict(foreach=True)}.get(device, {})
+    first = groups[0]["params"][0]
+    together: dict[str, Any] = dict(foreach=True) if first.device.type in ("cuda", "cpu") else {}
+    fused: dict[str, Any] = dict(fused=True) if first.is_cuda else together
     momentum: dict[str, Any] = dict(momentum=config.momentum, momentum_dtype=config.momentum_dtype)
     in_float32 = config.momentum_dtype == "float32"
     optimizer: Optimizer
     if config.name == "adam":
-        optimizer = torch.optim.Adam(groups, lr, config.betas, **speed)
+        optimizer = torch.optim.Adam(groups, lr, config.betas, **fused)
     elif config.name == "adamw" and in_float32:
-        optimizer = torch.optim.AdamW(groups, lr, config.betas, **speed)
+        optimizer = torch.optim.AdamW(groups, lr, config.betas, **fused)
     elif config.name == "adamw":
         optimizer = AdamW(groups, lr, config.betas, config.momentum_dtype)
     elif config.name == "adafactor":
         optimizer = Adafactor(groups, lr, **momentum)
     elif in_float32 and not any(group["weight_decay"] for group in groups):
-        optimizer = torch.optim.SGD(groups, lr, config.momentum, **speed)
+        # PyTorch's fused SGD, unlike its Adam, takes no shards.
+        optimizer = torch.optim.SGD(
+            groups, lr, config.momentum, **(together if hasattr(first, "to_local") else fused)
+        )
     else:
         optimizer = SGD(groups, lr, **momentum)
     set_learning_rate(optimizer, lr)

@@ -1,0 +1,59 @@
+"""The Triton kernel of resampling: a program makes one tile of one channel."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+ROUND = tl.constexpr(
+    12582912.0
+)  # added and taken away again, it rounds to the nearest whole number, halves to even
+
+
+@triton.jit
+def load(
+    matrix: tl.tensor, rows: tl.tensor, columns: tl.tensor, height: tl.tensor, width: tl.tensor
+) -> tl.tensor:
+    """Load part of a matrix, 0 beyond its end."""
+    inside = (rows < height)[:, None] & (columns < width)[None, :]
+    return tl.load(matrix + rows[:, None] * width + columns[None, :], mask=inside, other=0)
+
+
+@triton.jit
+def resample(
+    images: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    out: tl.tensor,
+    channels: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    new_height: tl.tensor,
+    new_width: tl.tensor,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+) -> None:
+    """Write one tile of rows @ image @ columns^T."""
+    channel = tl.program_id(0).to(tl.int64)
+    image = channel // channels
+    ys = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    xs = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    images += channel * height * width
+    rows += image * new_height * height
+    columns += image * new_width * width
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for left in range(0, width, STEP):
+        js = left + tl.arange(0, STEP)
+        part = tl.zeros((ROWS, STEP), tl.float32)
+        for top in range(0, height, STEP):
+            below = top + tl.arange(0, STEP)
+            weights = load(rows, ys, below, new_height, height)
+            pixels = load(images, below, js, height, width).to(tl.float32)
+            part = tl.dot(weights, pixels, part, input_precision="tf32x3")
+        weights = load(columns, xs, js, new_width, width)
+        total = tl.dot(part, tl.trans(weights), total, input_precision="tf32x3")
+    pixels = (tl.minimum(tl.maximum(total, 0.0), 255.0) + ROUND) - ROUND
+    inside = (ys < new_height)[:, None] & (xs < new_width)[None, :]
+    out += channel * new_height * new_width
+    tl.store(out + ys[:, None] * new_width + xs[None, :], pixels.to(tl.uint8), mask=inside)
