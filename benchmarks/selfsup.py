@@ -1,12 +1,12 @@
 """Pre-training without labels on one GPU: masked patches and MAE, then fine-tuning on few and on all labels, beside scratch.
 
     python benchmarks/selfsup.py --data cifar10
-    python benchmarks/selfsup.py --data digits --device cpu --steps 200 --finetune-steps 100 --seeds 2 \
+    python benchmarks/selfsup.py --data digits --device cpu --steps 200 --finetune-steps 100 --seeds 0 1 \
         --model image_size=8 patch=2 width=32 depth=2 heads=2 mlp_width=64
 
 Both objectives see the train images, never their labels; every start is fine-tuned with the same settings and steps, and
-measured on the test split once, at the end. A seed is one of everything: of pre-training, of the labels, of fine-tuning. Each part is written to the results as it is done; the same command goes on
-where it was stopped.
+measured on the test split once, at the end. A seed is one of everything: of pre-training, of the labels, of fine-tuning.
+Each part is written to the results as it is done; the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10", help="DATA with train and test, without its split")
     parser.add_argument("--steps", type=int, default=10_000, help="of pre-training")
     parser.add_argument("--finetune-steps", type=int, default=5_000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--model", nargs="*", default=[], help="settings of the model, key=value")
     parser.add_argument("--set", nargs="*", default=[], help="settings of all runs, key=value")
     parser.add_argument("--parts", nargs="*", default=[*OBJECTIVES, *SHARES], choices=[*OBJECTIVES, *SHARES])
@@ -200,7 +200,7 @@ def main() -> None:
     }
     shares = [share for share in SHARES if share in arguments.parts]
     jobs: list[tuple[Any, ...]] = []
-    for seed in range(arguments.seeds):
+    for seed in arguments.seeds:
         jobs += [("pretrain", start, seed) for start in OBJECTIVES if start in arguments.parts]
         jobs += [(start, share, seed) for share in shares for start in STARTS]
     for job in jobs:

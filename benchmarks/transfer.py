@@ -28,7 +28,7 @@ from vitkit.transfer.plan import make_plan
 from vitkit.world import World
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "transfer.json"
-SETTINGS = ["protocol=paper", "data.cache=device", "compile=true"]
+SETTINGS = ["protocol=paper", "data.cache=device", "compile=graphs"]
 
 
 def settings(arguments: argparse.Namespace) -> list[str]:

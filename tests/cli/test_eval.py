@@ -90,6 +90,7 @@ def test_several_labels(vit: Callable[..., Any], model: str, tmp_path: Path) -> 
     assert answer.status == 0
     assert "mean average precision" in answer.out and "top-1" not in answer.out
     assert "average precision" in answer.out.splitlines()[-9]
+    assert answer.err.splitlines()[-1] == "--out DIR writes all results as JSON"
 
 
 def test_errors(vit: Callable[..., Any], model: str) -> None:

@@ -93,6 +93,7 @@ def test_knn(vit: Callable[..., Any]) -> None:
         (["fewshot", "mu/16", "digits:test"], "holds 382 of the images that would be measured"),
         (["fewshot", "muu/16", "digits"], "unknown model 'muu/16'"),
         (["probe", "mu/16", "digits", "--l2", "-1"], "l2 is -1.0; expected a number above 0"),
+        (["probe", "mu/16", "digits:train[1shot]"], "the dev split is empty: give --l2 (l2= in Python)"),
         (["probe", "mu/16", "digts"], "unknown data source 'digts'"),
         (["knn", "mu/16", "digits", "--k", "0"], "k is 0; expected 1 to 1,157"),
         (["knn", "mu/16", "digits", "--temperature", "hot"], "--temperature is 'hot'; expected numbers"),

@@ -127,6 +127,24 @@ def test_json_is_one_document(vit: Vit) -> None:
     assert "step 5/12" in answer.err
 
 
+@pytest.mark.parametrize(("pool", "added"), [("mean", []), ("none", ["model.pool=mean"])])
+def test_what_comes_after_a_run_without_labels_works(vit: Vit, pool: str, added: list[str]) -> None:
+    changes = (
+        "objective=masked_patches",
+        "data.evaluate=null",
+        f"model.pool={pool}",
+        "duration=2",
+        "average=null",
+    )
+    answer = vit("train", "tiny.yaml", *changes, "data.pipeline=flip", "--run", "start", "--device", "cpu")
+    assert answer.status == 0
+    command = ["finetune", "runs/start", "DATA", *added]
+    assert answer.err.endswith(f"is a start: vit {' '.join(command)}\n")
+    named = [word.replace("DATA", "digits:train[:40]") for word in command]
+    given = ("duration=2", "protocol=paper", "batch_size=8", "data.evaluate=digits:test[:20]")
+    assert vit(*named, *given, "--device", "cpu").status == 0
+
+
 def test_explain(vit: Vit) -> None:
     answer = vit("train", "tiny.yaml", "seed=7", "--explain", "--json")
     assert answer.status == 0

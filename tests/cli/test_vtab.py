@@ -31,9 +31,9 @@ def finetune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     for name in ("dtd", "eurosat"):
         task = TASKS[name]
         (tmp_path / "vtab" / name / "images").mkdir(parents=True)
-        (tmp_path / "vtab" / name / "images" / "0.jpg").touch()
         for split, count in {"train800val200": 1000, "test": task.sizes[2] if name == "dtd" else 7}.items():
-            lines = [f"images/0.jpg {number % task.num_classes}" for number in range(count)]
+            (tmp_path / "vtab" / name / "images" / f"{split}.jpg").touch()
+            lines = [f"images/{split}.jpg {number % task.num_classes}" for number in range(count)]
             (tmp_path / "vtab" / name / f"{split}.txt").write_text("\n".join(lines))
     return failing
 

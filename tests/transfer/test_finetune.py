@@ -7,6 +7,7 @@ import os
 import signal
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import torch
 from PIL import Image
 
 import vitkit
+from vitkit.cli.finetune import print_result
+from vitkit.cost import cost_of
 from vitkit.errors import InputError
 from vitkit.evaluate.features import frozen_features
 from vitkit.evaluate.probe import Probe
+from vitkit.train.estimate import SHARE, in_words
 from vitkit.train.log import Silent
 from vitkit.train.runs import read_config, read_metrics
 from vitkit.transfer.finetune import choose_rate, finetune
-from vitkit.transfer.head import fit_head
+from vitkit.transfer.head import FittedHead, fit_head
 from vitkit.transfer.plan import Part, make_plan
 
 TINY = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 16, "patch": 4, "image_size": 8}
@@ -103,6 +107,14 @@ def test_quick_steps_fit_the_time_and_are_kept_on_resume(model: str, monkeypatch
     pace = 1e-9
     plan = module.make_plan(model, DATA, ["protocol=quick", "minutes=0.5"], "cpu")
     assert module.settle_steps(plan, Path("runs/run"), "cpu", Silent(), runs=1) == 5
+    said: list[str] = []
+    pace = 6.0
+    module.settle_steps(plan, Path("runs/other"), "cpu", Noting(said), runs=7)
+    assert said[-1] == (
+        "estimated time: 5.7 minutes in all: 7 runs, each 19 seconds for features and 30 seconds for 5 steps "
+        "of 32 images (6 s a step, 0.5 epochs)"
+    )
+    pace = 1e-9
     assert module.settle_steps(plan, Path("runs/other"), "cpu", Silent(), runs=1) == 20 * 300 // 32
 
 
@@ -123,6 +135,55 @@ def test_a_sweep_chooses_on_a_part_of_train_and_then_takes_all_of_it(model: str)
     assert str(raised.value) == (
         f"a sweep cuts its dev split from train, and {DATA} is a slice or shots: leave them out"
     )
+
+
+def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e6)
+    said: list[str] = []
+    options: dict[str, Any] = {"sweep": "lr", "seeds": 2, "run": "run", "device": "cpu"}
+    changes = [*PAPER, "head_first=true"]
+    stopped = finetune(model, "digits", changes, **options, listener=StoppingLater(said, runs=2))
+    assert stopped["status"] == "stopped"
+    times = [line for line in said if "estimated time" in line]
+    # 4 learning rates and 2 seeds, each 4 steps of 16 images, features of 1,157 and answers to 382.
+    macs = cost_of(vitkit.load(model, device="cpu").model.config).macs
+    seconds = 6 * 2 * macs * (3 * 4 * 16 + 1157 + 382) / (1e6 * SHARE)
+    assert times == [f"estimated time: {in_words(seconds)} in all on cpu: 6 runs"]
+    assert said.index(times[0]) < next(place for place, line in enumerate(said) if "features of" in line)
+    assert sum(line.startswith("shorter: ") for line in said) == 1
+    assert not any(line.startswith("cost: ") for line in said)
+    said.clear()
+    assert finetune(model, "digits", changes, **options, listener=Noting(said))["status"] == "done"
+    assert [line.rpartition(": ")[2] for line in said if "estimated time" in line] == ["5 runs"]
+
+
+@pytest.mark.parametrize("accuracy", [-1.0, 2.0])
+def test_a_quick_sweep_ends_with_what_it_chose_on_all_of_train(
+    model: str, accuracy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that the dev split says is worse, or better, than all weights together."""
+
+    def fit(*arguments: Any) -> FittedHead:
+        head = fit_head(*arguments)
+        return head if head.accuracy is None else replace(head, accuracy=accuracy)
+
+    monkeypatch.setattr("vitkit.transfer.finetune.fit_head", fit)
+    changes = [*QUICK, "data.evaluate=digits:val"]
+    result = finetune(model, "digits", changes, sweep="lr", run="run", device="cpu")
+    if accuracy < 0:
+        assert (result["kept"], result["steps"]) == ("weights of step 4", 4)
+        assert read_config("runs/run/seed-0/run")["data"]["train"] == "digits:train"
+        return
+    assert (result["kept"], result["steps"]) == ("the fitted head alone", 0)
+    predictor = vitkit.load(model, device="cpu")
+    predictor.model.reset_head(10)
+    train, test = (
+        frozen_features(predictor, f"digits:{split}", default="train") for split in ("train", "val")
+    )
+    probe = Probe().fit(train.x, train.labels)
+    assert result["accuracy"] == pytest.approx((probe.predict(test.x) == test.labels).mean(), abs=0.005)
 
 
 def test_seeds_give_mean_and_deviation(model: str) -> None:
@@ -258,7 +319,9 @@ def test_a_quick_run_of_an_untrained_model_is_the_same_each_time() -> None:
     assert found[0] == found[1]
 
 
-def test_several_labels_are_learned_without_a_head_first(model: str, tmp_path: Path) -> None:
+def test_several_labels_are_learned_without_a_head_first(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = []
     for number in range(24):
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
@@ -269,6 +332,8 @@ def test_several_labels_are_learned_without_a_head_first(model: str, tmp_path: P
     (tmp_path / "labels.csv").write_text("path,label,split\n" + "\n".join(lines) + "\n")
     result = finetune(model, str(tmp_path / "labels.csv"), [*QUICK, "batch_size=4"], run="run", device="cpu")
     assert result["metric"] == "mean_average_precision"
+    print_result(result)
+    assert "results: runs/run/evaluation; model: runs/run/model" in capsys.readouterr().err.splitlines()
     with pytest.raises(InputError, match="head_first fits one label an image"):
         finetune(model, str(tmp_path / "labels.csv"), [*QUICK, "head_first=true"], run="other", device="cpu")
 
@@ -281,6 +346,21 @@ class Noting(Silent):
 
     def note(self, line: str) -> None:
         self.said.append(line)
+
+
+class StoppingLater(Noting):
+    """Asks to stop in the second step of a later run."""
+
+    def __init__(self, said: list[str], runs: int) -> None:
+        super().__init__(said)
+        self.left = runs
+
+    def start(self, step: int, total: int) -> None:
+        self.left -= 1
+
+    def stepped(self, step: int) -> None:
+        if not self.left and step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Stopping(Silent):

@@ -104,6 +104,12 @@ def test_learning_rates_of_the_papers_schedule(model: str) -> None:
     assert found == pytest.approx([0, 0.015, 0.03, 0.025607, 0.015, 0], abs=1e-6)  # PAPERS.md 11
 
 
+def test_graphs_take_whole_batches(model: str) -> None:
+    changes = ["protocol=paper", "compile=graphs", "image_size=32"]
+    plan = make_plan(model, "digits", changes, "cpu")
+    assert plan.config(plan.whole).micro_batch is None
+
+
 def test_a_quick_run_chooses_by_val_and_reports_on_test(model: str) -> None:
     plan = make_plan(model, "digits", ["protocol=quick"], "cpu")
     assert (plan.whole, plan.test) == (Part("digits:train", "digits:val"), "digits:test")
@@ -122,7 +128,7 @@ def folder_of_photos(root: Path, **classes: int) -> str:
     for name, count in classes.items():
         (root / name).mkdir(parents=True)
         for number in range(count):
-            pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+            pixels = np.random.default_rng([number, *name.encode()]).integers(0, 256, (8, 8, 3), np.uint8)
             Image.fromarray(pixels).save(root / name / f"{name}{number}.png")
     return str(root)
 
@@ -198,6 +204,39 @@ def test_without_images_to_choose_by_the_last_weights_are_kept(model: str) -> No
     )
     assert plan.whole.dev is None
     assert plan.config(plan.whole).select == "last"
+
+
+def test_a_sweep_of_a_quick_run_chooses_on_a_part_and_then_takes_all(model: str) -> None:
+    dev = cut(as_spec("digits:train"), 10)
+    assert dev is not None
+    plan = make_plan(model, "digits", ["protocol=quick", "data.evaluate=digits:val"], "cpu", sweep=True)
+    assert (plan.whole, plan.tuning) == (Part("digits:train", None), dev)
+    assert plan.config(dev, duration=3).select == "last"  # what the last run will keep
+    plan = make_plan(model, "digits", ["protocol=quick"], "cpu", sweep=True)
+    assert (plan.whole, plan.tuning) == (Part("digits:train", "digits:val"), dev)
+    assert plan.config(dev, duration=3).select == "best"
+
+
+def test_a_dev_split_that_says_little_is_told(model: str, tmp_path: Path) -> None:
+    folder_of_photos(tmp_path / "train", cat=1, dog=1)
+    folder_of_photos(tmp_path / "test", cat=2, dog=2)
+    changes = ["protocol=paper", "image_size=8"]
+    notes = make_plan(model, str(tmp_path), changes, "cpu", sweep=True).notes
+    dev = f"{tmp_path}:train[90%:,seed=0]"
+    assert f"warning: {dev} has 1 image: each is 100.0% of the result" in notes
+    [unlearned] = [note for note in notes if f"in {dev} have no image to learn from" in note]
+    assert unlearned.startswith("warning: ")
+    assert not any(dev in note for note in make_plan(model, str(tmp_path), changes, "cpu").notes)
+
+
+def test_too_few_images_for_a_head_are_told_before_anything_is_computed(model: str, tmp_path: Path) -> None:
+    photos = folder_of_photos(tmp_path, cat=3, dog=3)  # one each to learn, to choose by and to report on
+    with pytest.raises(InputError) as raised:
+        make_plan(model, photos, ["protocol=quick"], "cpu")
+    assert str(raised.value) == (
+        f"no class of {photos}:train has two images, which fitting a head takes: add images, or set head_first=false"
+    )
+    assert not make_plan(model, photos, ["protocol=quick", "head_first=false"], "cpu").head_first
 
 
 def test_changes_that_make_another_protocol_are_named(model: str) -> None:

@@ -22,7 +22,7 @@ from vitkit.evaluate.run import evaluate
 from vitkit.models.names import model_config
 from vitkit.transfer import suite as module
 from vitkit.transfer.finetune import HEAD_ALONE
-from vitkit.transfer.published import ROWS, TABLE_2, TABLE_5, beside, size_of
+from vitkit.transfer.published import ROWS, TABLE_2, TABLE_2_STD, TABLE_5, beside, size_of
 from vitkit.transfer.suite import run_suite
 from vitkit.transfer.suite_data import SETS, find_root
 
@@ -163,13 +163,15 @@ def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     assert "left out vtab: data has no folder vtab" in listener.lines
     assert any(line.startswith("estimated time: 0 seconds in all on cpu: cifar10") for line in listener.lines)
     assert result["device_hours"] > 0
-    assert result["published"]["L/16 I21k, table 2"]["cifar10"] == 0.9915
+    assert result["published"]["L/16 I21k, table 2"]["cifar10"] == {"accuracy": 0.9915, "std": 0.0003}
     again = run_suite("./model", "paper", "./data", CHANGES, seeds=2, device="cpu")
     assert again == result
     folder = Path(result["run"])
     assert json.loads((folder / "suite.json").read_text()) == result
     text = (folder / "suite.md").read_text()
-    assert f"| cifar10 | {row['accuracy'] * 100:.2f} ± {row['std'] * 100:.2f}* | paper | 99.50 |" in text
+    assert (
+        f"| cifar10 | {row['accuracy'] * 100:.2f} ± {row['std'] * 100:.2f}* | paper | 99.50 ± 0.06 |" in text
+    )
     assert "\\* cifar10: changed: image_size=8" in text and "left out real: data has no real.json" in text
 
 
@@ -297,7 +299,7 @@ def test_three_seeds_by_the_papers_protocol_unless_it_is_said(
     assert standing.asked[-1]["seeds"] == 3 and standing.asked[-1]["changes"] == ["protocol=paper"]
     answer = vit(*base, "protocol=quick", "--seeds", "1")
     assert standing.asked[-1]["seeds"] == 1 and standing.asked[-1]["changes"] == ["protocol=quick"]
-    assert re.search(r"pets +70\.00\* +quick +97\.56", answer.out)
+    assert re.search(r"pets +70\.00\* +quick +97\.56 ± 0\.03 .* 93\.81 ", answer.out)
     assert "* pets: protocol quick, not the paper's; not the official data" in answer.out
     for seeds in ("0", "-1"):
         answer = vit(*base, "--seeds", seeds)
@@ -379,6 +381,8 @@ def test_the_papers_rows_are_whole() -> None:  # PAPERS.md 1.12
     assert all(len(values) == len(ROWS) for values in TABLE_2.values())
     assert all(len(values) == len(ROWS) - 1 for values in TABLE_5.values()) and len(TABLE_5) == 14
     assert TABLE_2["H/14", "JFT"] == (88.55, 90.72, 99.50, 94.55, 97.56, 99.68, 77.63)
+    assert TABLE_2_STD["H/14", "JFT"] == (0.04, 0.05, 0.06, 0.04, 0.03, 0.02, 0.23)
+    assert {key: len(values) for key, values in TABLE_2_STD.items()} == dict.fromkeys(TABLE_2, len(ROWS))
     assert TABLE_5["L/32", "I21k"] == (80.99, 85.65, 99.13, 93.04, 93.09, 99.19)
     assert set(SETS) <= set(ROWS)
 
@@ -392,6 +396,6 @@ def test_rows_that_fit_the_model_stand_beside_it() -> None:
         assert list(beside(config)) == [*table_2, *fitting] and len(fitting) >= 2
     assert size_of(model_config("Ti/16")) is None and size_of(model_config("R50+B/16")) is None
     assert "B/16 JFT, table 5" in beside(model_config("Ti/16"))
-    assert beside(model_config("B/16"))["B/16 I21k, table 5"]["real"] == 0.8835
+    assert beside(model_config("B/16"))["B/16 I21k, table 5"]["real"] == {"accuracy": 0.8835, "std": None}
     assert "vtab" not in beside(model_config("B/16"))["B/16 I21k, table 5"]
     assert len(TASKS) == 19

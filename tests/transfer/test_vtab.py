@@ -32,13 +32,17 @@ GROUP_OF = {name: task.group for name, task in TASKS.items()}
 
 
 def write_task(folder: Path, name: str, test: int | None = None) -> None:
-    """Write a task in the shared layout: lists of one image, which nothing decodes."""
+    """Write a task in the shared layout: one image to learn and one to measure, which nothing decodes."""
     task = TASKS[name]
     place = folder / (task.folder or name)
     (place / "images").mkdir(parents=True)
     total = 1000 + (task.sizes[2] if test is None else test)
-    (place / "images" / "0.jpg").touch()
-    lines = [f"images/0.jpg {number % task.num_classes}" for number in range(total)]
+    for image in ("train.jpg", "test.jpg"):
+        (place / "images" / image).touch()
+    lines = [
+        f"images/{'train' if number < 1000 else 'test'}.jpg {number % task.num_classes}"
+        for number in range(total)
+    ]
     parts = {"train800": lines[:800], "val200": lines[800:1000], "train800val200": lines[:1000]}
     for split, part in {**parts, "test": lines[1000:]}.items():
         (place / f"{split}.txt").write_text("\n".join(part))
@@ -339,7 +343,9 @@ def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
     entry = next(entry for entry in document["tasks"] if entry["task"] == "dtd")
     assert len(entry["tuning"]) == 4 and entry["std"] == 0
     assert document["device_hours"] == pytest.approx(5 * 3 / 3600)  # four of the sweep and the last
-    assert document["words"].endswith("mean of 2 seeds, learning rate chosen by val200")
+    assert document["words"] == (
+        "vit: 2,500 steps of 512 images, learning rate chosen by val200, 384 px, mean of 2 seeds"
+    )
 
 
 def test_all_the_time_is_told_before_anything_starts(partial: Path) -> None:
@@ -356,7 +362,9 @@ def test_all_the_time_is_told_before_anything_starts(partial: Path) -> None:
     )
     first = listener.lines.index("dtd (1 of 3)")
     protocol, time, shorter = listener.lines[first - 4 : first - 1]
-    assert protocol.startswith("protocol vit: 2,500 steps of 512 images, learning rate 0.01, 384 px")
+    assert protocol.startswith(
+        "protocol vit: 2,500 steps of 512 images, learning rate chosen by val200, 384 px"
+    )
     # Ti/16 at 384 px: 3 tasks of 6 runs; matrices at 1e11 operations a second, 40% of it.
     macs = cost_of(model_config("Ti/16", image_size=384)).macs
     tests = 2 * (TASKS["dtd"].sizes[2] + 20 + TASKS["kitti"].sizes[2]) + 3 * 4 * 200
@@ -515,6 +523,19 @@ def test_a_missing_task_says_whether_it_is_broken(partial: Path) -> None:
     assert broken.reason.startswith("vtab/dtd has no split 'test'")
 
 
+@pytest.mark.parametrize("protocol", ["vit", "fewshot"])
+def test_images_are_not_learned_from_and_measured(partial: Path, protocol: str) -> None:
+    with (partial / "dtd" / "test.txt").open("a") as file:
+        file.write("\nimages/train.jpg 3")
+    reason = "vtab/dtd: 1 image of test would be learned from too: restore the lists"
+    with pytest.raises(InputError, match=f"^{reason}$"):
+        vtab("Ti/16", str(partial), protocol=protocol, tasks="dtd", finetune=FakeFinetune())
+    document = vtab("Ti/16", str(partial), run="mine", finetune=FakeFinetune())
+    by_name = {entry["task"]: entry for entry in document["tasks"]}
+    assert (by_name["dtd"]["status"], by_name["dtd"]["reason"]) == ("failed", reason)
+    assert by_name["pets"]["status"] == "done"
+
+
 def tiny_model(folder: Path) -> str:
     import torch
 
@@ -574,6 +595,7 @@ def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         in listener.lines
     )
     assert "HyperRule" not in said and "model.name" not in said and "protocol paper" not in said
+    assert said.count("estimated time: ") == 1 and "cost: " not in said
     assert said.index("estimated time: ") < said.index("count (1 of 1)")
     [values] = [entry["values"] for entry in done]
     assert document["overall"]["values"] == values and len(values) == 2

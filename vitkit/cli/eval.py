@@ -85,9 +85,8 @@ def eval(
     if result["files"]:
         note(f"written: {', '.join(result['files'])}")
     elif not json:
-        note(
-            "--out DIR writes the confusion matrix and the worst mistakes as pictures, and all results as JSON"
-        )
+        pictures = "the confusion matrix and the worst mistakes as pictures, and "
+        note(f"--out DIR writes {pictures if 'confusion' in result else ''}all results as JSON")
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -99,6 +99,7 @@ def print_result(result: dict[str, Any]) -> None:
 
     print_classes(result["evaluation"])
     if len(result["values"]) > 1:
-        note("classes, pictures and model are those of the first seed")
-    note(f"pictures: {result['run']}/evaluation; model: {result['model']}")
+        note("classes, evaluation/ and model are those of the first seed")
+    written = "pictures" if "confusion" in result["evaluation"] else "results"
+    note(f"{written}: {result['run']}/evaluation; model: {result['model']}")
     note(f"next: vit predict {result['run']} IMAGES, vit eval {result['run']} DATA")

@@ -199,14 +199,16 @@ def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 3 if device.type == "cuda" else KEPT_BYTES
 
 
-def cut_dev(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+def cut_dev(
+    labels: np.ndarray, share: float, seed: int, advice: str = "give --l2 (l2= in Python)"
+) -> np.ndarray:
     """Return a mask of images to hold out, a share of each class, one at least where it has two."""
     if not 0 < share < 1:
         raise InputError(f"dev is {share}; expected a share above 0 and below 1")
     hashes = np.random.default_rng(seed).permutation(len(labels)).astype(np.uint64)
     held = stratified_split(labels, hashes, share)
     if not held.any():
-        raise InputError("no class has two images, so that the dev split is empty: give l2 yourself")
+        raise InputError(f"no class has two images, so that the dev split is empty: {advice}")
     return held
 
 
@@ -283,7 +285,7 @@ class ProbeEvaluator(FrozenEvaluator):
             train_source, test_source, preprocessing, world=world, batch_size=batch_size, workers=workers
         )
         if l2 is None:
-            cut_dev(train_source.labels, DEV, seed=0)
+            cut_dev(train_source.labels, DEV, 0, "leave probe out of frozen.evaluators")
         self.l2 = l2
 
     def measure(self, x: np.ndarray, x_test: np.ndarray) -> float:

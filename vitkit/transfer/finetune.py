@@ -21,7 +21,8 @@ from vitkit.predictor import choose_device
 from vitkit.train.estimate import in_words
 from vitkit.train.log import Listener, Silent
 from vitkit.train.run import train_config
-from vitkit.train.runs import CONFIG, ROOT, named_path, read_config, run_name
+from vitkit.train.runs import CONFIG, RECORD, ROOT, named_path, read_config, read_record, run_name
+from vitkit.transfer.forecast import seconds_for
 from vitkit.transfer.head import fit_head
 from vitkit.transfer.pace import seconds_per_step
 from vitkit.transfer.plan import Part, Plan, make_plan
@@ -57,7 +58,8 @@ def finetune(
         raise InputError(
             "finetune runs in one process; several share the work by seeds or data sets, one --run each"
         )
-    listener = Once(listener or Silent())
+    heard = listener or Silent()
+    listener = Once(heard)
     request = {"model": model, "data": data, "changes": list(changes), "sweep": sweep, "seeds": seeds}
     path = folder_of(request, run)
     if Path(model).exists() and Path(model).resolve().is_relative_to(path.resolve()):
@@ -73,23 +75,29 @@ def finetune(
         shutil.rmtree(path)
     for note in plan.notes:
         listener.note(note)
-    steps = settle_steps(plan, path, device, listener, runs=seeds + (len(plan.rule.grid) if sweep else 0))
-    listener.is_timed = steps is not None
+    trials = {rate: path / "sweep" / f"{rate:g}" for rate in (plan.rule.grid if sweep else ())}
+    last = [path / f"seed-{seed}" for seed in range(seeds)]
+    left = sum(not is_done(folder) for folder in (*trials.values(), *last))
+    steps = settle_steps(plan, path, device, heard, runs=left)
     write_result(path, {"request": request, "status": "running"})
     stopped = {"request": request, "status": "stopped", "run": str(path)}
     tried: list[dict[str, Any]] = []
-    for rate in plan.rule.grid if sweep else ():
+    for rate, folder in trials.items():
         assert plan.tuning
-        found = run_once(plan, plan.tuning, path / "sweep" / f"{rate:g}", device, listener, steps, rate)
+        found = run_once(plan, plan.tuning, folder, device, listener, steps, rate)
         if found is None:
             return stopped
-        tried.append({"learning_rate": rate, "accuracy": found["dev_accuracy"], "seconds": found["seconds"]})
+        same = {key: found[key] for key in ("kept", "seconds")}
+        tried.append({"learning_rate": rate, "accuracy": found["dev_accuracy"], **same})
         listener.note(f"learning rate {rate:g}: {found['dev_accuracy']:.2%} on {plan.tuning.dev}")
     best = choose_rate(tried, listener) if tried else None
+    # Without images of its own to choose by, the last run keeps what the sweep did.
+    kept = {row["learning_rate"]: row["kept"] for row in tried}
+    head_alone = plan.whole.dev is None and kept.get(best) == HEAD_ALONE
     base = int(merge({}, plan.changes).get("seed", 0))
     results: list[dict[str, Any]] = []
-    for seed in range(seeds):
-        found = run_once(plan, plan.whole, path / f"seed-{seed}", device, listener, steps, best, base + seed)
+    for seed, folder in enumerate(last):
+        found = run_once(plan, plan.whole, folder, device, listener, steps, best, base + seed, head_alone)
         if found is None:
             return stopped
         out = path / "evaluation" if seed == 0 else None
@@ -127,8 +135,9 @@ def run_once(
     steps: int | None,
     rate: float | None = None,
     seed: int = 0,
+    head_alone: bool = False,
 ) -> dict[str, Any] | None:
-    """Do the protocol once in a folder of its own; None after a request to stop."""
+    """Do the protocol once in a folder of its own, or its head alone; None after a request to stop."""
     changes = [] if rate is None else [f"optimizer.learning_rate={rate}"]
     changes.append(f"seed={seed}")
     settings: dict[str, Any] = {} if steps is None else {"duration": steps}
@@ -138,6 +147,10 @@ def run_once(
         fitted = {name: value for name, value in plan.settings["model"].items() if name != "new_head"}
         settings["model"] = {**fitted, "name": str(head.path)}
     config = plan.config(part, changes, **settings)
+    how = {"batch_size": config.batch_size, "learning_rate": config.optimizer.learning_rate}
+    if head and head_alone:
+        alone = {"model": str(head.path), "kept": HEAD_ALONE, "dev_accuracy": head.accuracy}
+        return {**how, **alone, "seconds": head.seconds, "steps": 0}
     found = train_config(config, path / "run", device=device, listener=listener)
     if found["status"] != "done":
         return None
@@ -152,28 +165,37 @@ def run_once(
         listener.note(f"the head alone did better on {part.dev}, {head.accuracy:.2%}, so it is kept")
         chosen, accuracy, kept = head.path, head.accuracy, HEAD_ALONE
     return {
+        **how,
         "model": str(chosen),
         "kept": kept,
         "dev_accuracy": accuracy,
         "seconds": found["seconds"] + (head.seconds if head else 0.0),
         "steps": found["steps"],
-        "batch_size": config.batch_size,
-        "learning_rate": config.optimizer.learning_rate,
     }
 
 
+def is_done(path: Path) -> bool:
+    """Say whether a run in a folder of its own has trained to its end."""
+    return (path / "run" / RECORD).is_file() and read_record(path / "run")["status"] == "done"
+
+
 def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: int) -> int | None:
-    """Return how many steps of a quick run fit its time, and say how long all will take; None where that is given.
+    """Return how many steps of a quick run fit its time; None where the length is given. Say how long all will take.
 
     A fine-tuning that has begun keeps its number.
     """
+    on = choose_device(device)
     if plan.has_duration:
+        if runs:
+            words = in_words(seconds_for(plan.operations(runs), on))
+            listener.note(f"estimated time: {words} in all on {on.type}: {counted(runs, 'run')}")
+            listener.note("shorter: duration=STEPS, image_size=PIXELS, a smaller MODEL")
         return None
     for begun in sorted(path.glob(f"*/**/run/{CONFIG}")):
         return int(read_config(begun.parent)["duration"])
     config = plan.config(plan.whole, duration=1000)
     listener.note("timing a few steps")
-    step = seconds_per_step(config, choose_device(device))
+    step = seconds_per_step(config, on)
     images = len(open_data(plan.whole.train))
     most = max(1, QUICK_EPOCHS * images // config.batch_size)
     steps = max(1, min(most, int(plan.minutes * 60 / step)))
@@ -182,9 +204,10 @@ def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: 
         f"{counted(steps, 'step')} of {config.batch_size} images": steps * step,
     }
     listed = " and ".join(f"{in_words(seconds)} for {what}" for what, seconds in shares.items() if seconds)
-    times = f", {runs} times" if runs > 1 else ""
+    if runs > 1:
+        listed = f"{in_words(runs * sum(shares.values()))} in all: {runs} runs, each {listed}"
     listener.note(
-        f"estimated time: {listed}{times} ({step:.2g} s a step, {steps * config.batch_size / images:.1f} epochs)"
+        f"estimated time: {listed} ({step:.2g} s a step, {steps * config.batch_size / images:.1f} epochs)"
     )
     return steps
 
@@ -227,20 +250,16 @@ def summary(
 class Once:
     """Passes on what runs say, each note once: parts of a fine-tuning open the same data again and again.
 
-    A quick run's time was measured; the estimate of training, from its cost, is left out.
+    The time of all was told at the beginning: what training says of one run's is left out.
     """
 
     def __init__(self, listener: Listener) -> None:
-        self.listener, self.said, self.is_timed = listener, set[str](), False
+        self.listener, self.said = listener, set[str]()
         self.start, self.stepped = listener.start, listener.stepped
         self.metrics, self.stop = listener.metrics, listener.stop
 
     def note(self, line: str) -> None:
-        if self.is_timed and line.startswith(("cost:", "shorter:")):
-            return
-        if line.startswith("shorter:"):
-            line = "shorter: duration=STEPS, image_size=PIXELS, a smaller MODEL"
-        if line not in self.said:
+        if line not in self.said and not line.startswith(("cost:", "shorter:")):
             self.said.add(line)
             self.listener.note(line)
 

@@ -12,16 +12,19 @@ import numpy as np
 from vitkit.config import from_dict, merge
 from vitkit.data.decode import read_pixels
 from vitkit.data.open import open_data
+from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.sources.source import Source, shared_images
 from vitkit.data.spec import DataSpec, as_spec
-from vitkit.data.splits import NoSplit, listed
+from vitkit.data.splits import NoSplit, counted, listed
 from vitkit.errors import InputError
+from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
 from vitkit.train.build import resolve_periods
 from vitkit.train.config import TrainConfig
 from vitkit.train.microbatch import sizes
 from vitkit.train.schedules import build_schedule
 from vitkit.transfer.config import TransferConfig, part_changes
+from vitkit.transfer.forecast import operations
 from vitkit.transfer.protocols import (
     PAPER,
     QUICK_EPOCHS,
@@ -75,12 +78,14 @@ class Plan:
     settings: dict[str, Any]
     changes: list[str]
     whole: Part
-    "The last run: all of train; a quick one keeps what it chooses by apart."
+    "The last run: all of train; a quick one without a sweep and without a val split keeps what it chooses by apart."
     tuning: Part | None
-    "What a sweep learns from and measures on: train cut in two; None where it can't be cut."
+    "What a sweep learns from and measures on: train cut in two; None without a sweep."
     test: str
     has_several_labels: bool
     num_images: int
+    num_measured: int
+    architecture: ModelConfig
     notes: tuple[str, ...] = ()
 
     @property
@@ -95,19 +100,27 @@ class Plan:
     def config(self, part: Part, changes: Sequence[str] = (), **settings: Any) -> TrainConfig:
         """Return a run of this plan; the user's changes come before those given here.
 
-        What data.evaluate=DATA names is reported on at the end. Without images to choose by, it is shown as the run
-        goes on, and the last weights are kept: it chooses nothing.
+        What data.evaluate=DATA names is reported on at the end. Where the last run has no images to choose by, it is
+        shown as the run goes on, and the last weights are kept, by a sweep's runs too: it chooses nothing.
         """
         data = {**self.settings["data"], "train": part.train, "evaluate": part.dev or self.test}
         merged = merge({**self.settings, "data": data, **settings}, [*self.changes, *changes])
         merged["data"]["evaluate"] = data["evaluate"]
-        if part.dev is None:
+        if self.whole.dev is None:
             merged["select"] = "last"
         return from_dict(TrainConfig, merged, "the settings")
 
     @property
     def has_duration(self) -> bool:
         return "duration" in merge(self.settings, self.changes)
+
+    def operations(self, runs: int) -> float:
+        """Return the floating-point operations of so many runs, whose length is given."""
+        config = self.config(self.whole)
+        size = parse_pipeline(config.data.pipeline).size or self.architecture.size
+        trained = resolve_periods(config, self.num_images).total * config.batch_size
+        passed = self.num_measured + self.head_first * self.num_images
+        return runs * operations(self.architecture, size, trained=trained, measured=passed)
 
     @property
     def departures(self) -> tuple[str, ...]:
@@ -143,24 +156,27 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
         settings["schedule"]["warmup"] = f"{100 * rule.warmup / rule.steps:g}%"
     settings |= {"name": "finetune", "micro_batch": "auto", "keep_checkpoints": 1}
     settings["model"] = {"name": model, "new_head": True, **without_regularisation(loaded)}
-    batch_size = merge(settings, rest)["batch_size"]
-    if on.type != "cuda" and isinstance(batch_size, int):
+    merged = merge(settings, rest)
+    batch_size = merged["batch_size"]
+    if merged.get("compile") == "graphs":
+        settings["micro_batch"] = None  # a graph holds a whole batch
+    elif on.type != "cuda" and isinstance(batch_size, int):
         settings["micro_batch"] = next(size for size in sizes(batch_size, 1) if size <= CPU_MICRO_BATCH)
-    tuning = cut(spec, rule.dev_percent)
-    if sweep and tuning is None:
+    parts = cut(spec, rule.dev_percent)
+    if sweep and parts is None:
         raise InputError(
             f"a sweep cuts its dev split from train, and {data} is a slice or shots: leave them out"
         )
-    whole = Part(str(spec), None)
+    whole, tuning = Part(str(spec), None), parts if sweep else None
     if protocol == "quick":
-        whole = with_val(spec, measured) or tuning or whole
+        whole = with_val(spec, measured) or (None if sweep else parts) or whole
     if asked.get("select") == "best" and whole.dev is None:
         raise InputError(
             f"select=best has no images to choose by but those that are reported on, {test}: leave it out"
         )
     plan = Plan(
         *(model, protocol, transfer, rule, settings, rest, whole, tuning, test),
-        *(source.has_several_labels, len(source)),
+        *(source.has_several_labels, len(source), len(measured), loaded.model.config),
     )
     config = plan.config(whole) if plan.has_duration else plan.config(whole, duration=1000)
     check_head_first(plan, config)
@@ -168,6 +184,9 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
     lines = [*source.notes, *measured.notes, *loaded.notes, *unlearned(source, measured, test)]
     lines += [*other_preprocessing(config, loaded), *few_images(measured, test)]
+    if tuning and tuning.dev:
+        learned, dev = (open_data(part, classes=source.class_names) for part in (tuning.train, tuning.dev))
+        lines += [*unlearned(learned, dev, tuning.dev), *few_images(dev, tuning.dev)]
     if protocol == "paper" and on.type == "cpu" and periods.total * config.batch_size > CPU_IMAGES:
         lines.append("warning: the paper's protocol is made for a GPU; protocol=quick takes minutes here")
     lines.append(
@@ -190,6 +209,12 @@ def check_head_first(plan: Plan, config: TrainConfig) -> None:
             f"a head is fitted on every image, so that data.bad_images={config.data.bad_images} can't be: remove the "
             "images that vit data names, or set head_first=false"
         )
+    for part in filter(None, (plan.whole, plan.tuning)):
+        if np.bincount(open_data(part.train).labels).max() < 2:
+            raise InputError(
+                f"no class of {part.train} has two images, which fitting a head takes: add images, or set "
+                "head_first=false"
+            )
 
 
 def open_both(data: str, evaluate: str | None) -> tuple[DataSpec, Source, str, Source]:
@@ -223,9 +248,9 @@ def open_both(data: str, evaluate: str | None) -> tuple[DataSpec, Source, str, S
 def few_images(measured: Source, test: str) -> list[str]:
     """Return a warning where a result would be mostly chance."""
     count = len(measured)
-    return (
-        [f"warning: {test} has {count} images: each is {1 / count:.1%} of the result"] if count < FEW else []
-    )
+    if count >= FEW:
+        return []
+    return [f"warning: {test} has {counted(count, 'image')}: each is {1 / count:.1%} of the result"]
 
 
 def other_preprocessing(config: TrainConfig, loaded: LoadedModel) -> list[str]:

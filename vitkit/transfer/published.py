@@ -12,6 +12,12 @@ TABLE_2: dict[tuple[str, str], tuple[float, ...]] = {
     ("L/16", "JFT"): (87.76, 90.54, 99.42, 93.90, 97.32, 99.74, 76.28),
     ("L/16", "I21k"): (85.30, 88.62, 99.15, 93.25, 94.67, 99.61, 72.72),
 }
+# Standard deviations of three runs; table 5 has none.
+TABLE_2_STD: dict[tuple[str, str], tuple[float, ...]] = {
+    ("H/14", "JFT"): (0.04, 0.05, 0.06, 0.04, 0.03, 0.02, 0.23),
+    ("L/16", "JFT"): (0.03, 0.03, 0.03, 0.05, 0.11, 0.00, 0.46),
+    ("L/16", "I21k"): (0.02, 0.05, 0.03, 0.05, 0.15, 0.02, 0.21),
+}
 TABLE_5: dict[tuple[str, str], tuple[float, ...]] = {
     ("B/16", "ImageNet"): (77.91, 83.57, 98.13, 87.13, 93.81, 89.49),
     ("B/32", "ImageNet"): (73.38, 79.56, 97.77, 86.31, 92.04, 85.43),
@@ -44,14 +50,15 @@ def size_of(config: ModelConfig) -> str | None:
     return None
 
 
-def beside(config: ModelConfig) -> dict[str, dict[str, float]]:
-    """Return all of table 2, and of table 5 the models of this size, by name: ratios of each data set."""
+def beside(config: ModelConfig) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return all of table 2, and of table 5 the models of this size, by name: accuracy and std of each data set."""
     size = size_of(config) or SMALLEST
-    rows = {f"{name} {source}, table 2": values for (name, source), values in TABLE_2.items()}
-    rows |= {
-        f"{name} {source}, table 5": values for (name, source), values in TABLE_5.items() if name == size
-    }
+    rows = {f"{' '.join(key)}, table 2": _row(TABLE_2[key], TABLE_2_STD[key]) for key in TABLE_2}
+    return rows | {f"{' '.join(key)}, table 5": _row(TABLE_5[key]) for key in TABLE_5 if key[0] == size}
+
+
+def _row(means: tuple[float, ...], stds: tuple[float, ...] = ()) -> dict[str, dict[str, float | None]]:
     return {
-        name: {row: value / 100 for row, value in zip(ROWS, values, strict=False)}
-        for name, values in rows.items()
+        name: {"accuracy": mean / 100, "std": None if std is None else std / 100}
+        for name, mean, std in zip(ROWS, means, stds or [None] * len(means), strict=False)
     }

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from vitkit.data.parts import write_text
-from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.splits import counted
 from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
@@ -20,13 +19,12 @@ from vitkit.evaluate.features import mean_and_spread
 from vitkit.evaluate.run import evaluate
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
-from vitkit.train.build import resolve_periods
 from vitkit.train.estimate import in_words
 from vitkit.train.log import Listener, Silent
 from vitkit.train.runs import ROOT, named_path, run_name
 from vitkit.transfer.config import part_changes
 from vitkit.transfer.finetune import HEAD_ALONE, finetune
-from vitkit.transfer.forecast import operations, seconds_for
+from vitkit.transfer.forecast import seconds_for
 from vitkit.transfer.plan import Plan, make_plan
 from vitkit.transfer.published import ROWS, beside
 from vitkit.transfer.suite_data import (
@@ -96,7 +94,8 @@ def run_suite(
     if not here and not tasks:
         hint = ": name a folder, as in vit finetune MODEL ./data --suite paper" if folder is None else ""
         raise InputError(f"{root} holds no data set of the suite; expected {', '.join(SETS)} or {VTAB}{hint}")
-    options: dict[str, Any] = {"seeds": seeds, "device": device, "force": force, "listener": listener}
+    within = Without(listener, "shorter: ")  # the suite's own line says it for all
+    options: dict[str, Any] = {"seeds": seeds, "device": device, "force": force, "listener": within}
     config = load_model(model).model.config
     jobs: dict[str, Job] = {}
     results: dict[str, dict[str, Any]] = {}
@@ -107,7 +106,7 @@ def run_suite(
         except InputError as error:
             refused[name], absent[name] = error, str(error)
             continue
-        jobs[name] = _set_job(name, found, plan, settings, config, path, options)
+        jobs[name] = _set_job(name, found, plan, settings, path, options)
     if refused and not jobs:  # what is wrong is not the data
         raise next(iter(refused.values()))
     real = find_real(root, here.get("imagenet") if "imagenet" in jobs else None)
@@ -200,7 +199,6 @@ def _set_job(
     found: Here,
     plan: Plan,
     changes: Sequence[str],
-    config: ModelConfig,
     path: Path,
     options: dict[str, Any],
 ) -> Job:
@@ -214,11 +212,7 @@ def _set_job(
 
     if not plan.has_duration:
         return Job(run, seconds=plan.minutes * 60 * options["seeds"])
-    settings = plan.config(plan.whole)
-    size = parse_pipeline(settings.data.pipeline).size or config.size
-    trained = resolve_periods(settings, plan.num_images).total * settings.batch_size
-    flops = operations(config, size, trained=trained, measured=len(found.measured))
-    return Job(run, flops * options["seeds"])
+    return Job(run, plan.operations(options["seeds"]))
 
 
 def _unofficial(name: str, counts: tuple[int, int, int]) -> list[str]:
@@ -300,8 +294,7 @@ def _vtab_job(
     how: dict[str, Any] = {"seeds": options["seeds"], "steps": steps, "changes": rest}
 
     def run() -> dict[str, Any] | None:
-        given = {**options, **how, "listener": Without(options["listener"], "shorter: ")}
-        result = vtab(model, str(folder), run=str(path / VTAB), **given)
+        result = vtab(model, str(folder), run=str(path / VTAB), **{**options, **how})
         return None if result["status"] == "stopped" else _vtab_row(result, changes)
 
     flops = sum(operations_of("vit", task, config, sweep=None, **how) for task in tasks)

@@ -17,7 +17,7 @@ def cells(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for name in names:
         row = document["results"].get(name)
-        theirs = [f"{values[name] * 100:.2f}" if name in values else "-" for values in published.values()]
+        theirs = [number(values[name]) if name in values else "-" for values in published.values()]
         short = "" if row is None else row["protocol"].partition(":")[0]
         rows.append([name, "-" if row is None else number(row), short, *theirs])
     return ["data", document["model"], "protocol", *published], rows
@@ -26,7 +26,7 @@ def cells(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def number(row: dict[str, Any]) -> str:
     """Return a mean with its deviation, and a star where something must be said of it."""
     spread = "" if row["std"] is None else f" ± {row['std'] * 100:.2f}"
-    return f"{row['accuracy'] * 100:.2f}{spread}" + ("*" if row["remarks"] else "")
+    return f"{row['accuracy'] * 100:.2f}{spread}" + ("*" if row.get("remarks") else "")
 
 
 def remarks(document: dict[str, Any]) -> list[str]:

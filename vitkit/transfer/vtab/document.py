@@ -19,9 +19,8 @@ from vitkit.transfer.vtab.tasks import GROUPS, PUBLISHED, SHAPES, Exercise, Miss
 def protocol_words(settings: dict[str, Any]) -> str:
     """Return what tables say of how tasks are learned."""
     return (
-        in_words(settings["protocol"], settings["steps"])
+        in_words(settings["protocol"], settings["steps"], settings["sweep"] is not None)
         + (f", mean of {settings['seeds']} seeds" if settings["seeds"] > 1 else "")
-        + (", learning rate chosen by val200" if settings["sweep"] else "")
         + (f"; changed: {', '.join(settings['changes'])}" if settings.get("changes") else "")
     )
 

@@ -143,7 +143,7 @@ def _pipeline(protocol: Protocol, task: Exercise, size: int) -> str:
     return "|".join([*steps, "flip"] if protocol.augments and task.flip else steps)
 
 
-def in_words(name: str, steps: int | None) -> str:
+def in_words(name: str, steps: int | None, is_swept: bool = False) -> str:
     """Return what a table says of the protocol."""
     if name == FEWSHOT:
         return "fewshot: ridge regression on frozen features"
@@ -154,6 +154,5 @@ def in_words(name: str, steps: int | None) -> str:
     length = counted(steps or protocol.steps, "step")
     if steps not in (None, protocol.steps):
         length += f" (the protocol's are {protocol.steps:,})"
-    return (
-        f"{name}: {length} of {protocol.batch_size} images, learning rate {protocol.learning_rate:g}, {sizes}"
-    )
+    rate = "chosen by val200" if is_swept else f"{protocol.learning_rate:g}"
+    return f"{name}: {length} of {protocol.batch_size} images, learning rate {rate}, {sizes}"

@@ -229,7 +229,8 @@ def _learner(
 
         finetune = own
     call = finetune
-    within = Without(listener, "protocol ", "shorter: ")  # of finetune's own protocol and settings
+    # Of finetune's own protocol and settings; the time of all tasks is told already.
+    within = Without(listener, "protocol ", "shorter: ", "estimated time: ")
 
     def run_once(data: str, measured: str, changes: list[str], path: Path, seeds: int) -> dict[str, Any]:
         # JSON's quotes are YAML's: a folder's name may hold what YAML would read otherwise.

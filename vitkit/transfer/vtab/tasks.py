@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from vitkit.data.sources.source import shared_images
 from vitkit.data.sources.vtab import Absent, open_task
+from vitkit.data.splits import counted
 from vitkit.data.vtab import PREFIX, SPLITS, TASKS, Group, Task, find_task
 from vitkit.errors import InputError
 
@@ -109,6 +111,11 @@ def find_exercise(data: str, name: str) -> Exercise | Missing:
     for source in (train, test):
         if source.faults:
             return Missing(name, task.title, task.group, source.faults[0], True)
+    if shared := shared_images(train, test):
+        reason = (
+            f"{PREFIX}{name}: {counted(shared, 'image')} of test would be learned from too: restore the lists"
+        )
+        return Missing(name, task.title, task.group, reason, True)
     specs = {split: f"{PREFIX}{name}:{split}[root={data}]" for split in SPLITS}
     return Exercise(
         name,
