@@ -77,6 +77,14 @@ def test_which_loss(loss: Literal["auto", "softmax", "sigmoid"], several: bool, 
     assert objective(loss, several).sigmoid is sigmoid
 
 
+def test_a_model_without_a_pool_is_refused() -> None:
+    model = create_model(
+        "Ti/16", num_classes=3, image_size=8, patch=4, width=8, depth=1, heads=1, pool="none"
+    )
+    with pytest.raises(InputError, match=r"gives logits for each token, .*: set model\.pool=mean"):
+        build_objective(ObjectiveConfig(), model, Preprocessing(8), False)
+
+
 def test_forward_normalizes_and_averages() -> None:
     step = objective("softmax", False)
     with torch.no_grad():

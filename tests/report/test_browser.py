@@ -28,10 +28,10 @@ pytestmark = [
     pytest.mark.skipif(not BROWSER["PROGRAM"], reason="there is no Chromium here"),
 ]
 
-WIDTHS = {"phone": 375, "desktop": 1280}
+WIDTHS = {"phone": 390, "desktop": 1280}
 # What sticks out of the window and of no box that scrolls by itself.
 STICKING_OUT = """[...document.body.querySelectorAll("*")].filter(node => {
-  if (node.closest(".scroll, .wide, pre, svg, details:not([open])")) return false;
+  if (node.closest(".scroll, pre, svg, details:not([open])")) return false;
   return node.getBoundingClientRect().right > document.documentElement.clientWidth + 1;
 }).map(node => node.outerHTML.slice(0, 120))"""
 PICTURES = """Promise.all([...document.images].map(image => image.decode().then(
@@ -77,6 +77,26 @@ def test_a_page_is_whole_and_fits(browser: Any, pages: dict[str, Path], name: st
     assert browser.evaluate("document.scripts.length") == 0
     assert browser.complaints == []
     assert browser.requests == [pages[name].resolve().as_uri()]
+
+
+@pytest.mark.parametrize("name", ["token", "report"])
+def test_letters_of_wide_pictures_stay_large_on_a_phone(
+    browser: Any, pages: dict[str, Path], name: str
+) -> None:
+    """The picture scrolls in a box of its own, and its caption stays."""
+    browser.open(pages[name], WIDTHS["phone"], is_phone=True)
+    figures = browser.evaluate(
+        """[...document.querySelectorAll("figure.wide")].filter(node => !node.closest("details:not([open])"))
+        .map(node => [node.querySelector("img"), node.querySelector(".scroll"), node.querySelector("figcaption")])
+        .map(([image, box, caption]) => [
+            image.naturalWidth, image.clientWidth, box.clientWidth, caption ? caption.getBoundingClientRect().right : 0,
+        ])"""
+    )
+    assert len(figures) == {"token": 4, "report": 1}[name]
+    for natural, shown, box, caption in figures:
+        assert box < WIDTHS["phone"] and caption < WIDTHS["phone"]
+        assert shown >= 0.66 * min(natural, 1440)
+    assert any(shown > box for _, shown, box, _ in figures)
 
 
 def test_a_fault_is_seen(browser: Any, tmp_path: Path) -> None:

@@ -147,6 +147,39 @@ def test_odd_measures_are_drawn(tmp_path: Path) -> None:
     assert png([run]).startswith(b"\x89PNG")
 
 
+OBJECTIVES: dict[str, dict[str, object]] = {
+    "labels": {"name": "supervised", "loss": "auto"},
+    "softmax": {"name": "supervised", "loss": "softmax"},
+    "sigmoid": {"name": "supervised", "loss": "sigmoid"},
+    "colours": {"name": "masked_patches", "target": "mean_color"},
+    "pixels": {"name": "masked_patches", "target": "pixels"},
+    "mae": {"name": "mae", "patch_norm": True},
+    "plain": {"name": "mae", "patch_norm": False},
+}
+
+
+def test_losses_of_different_kinds_have_panels_of_their_own(tmp_path: Path) -> None:
+    lines = [training_line(1), {"step": 1, "val/loss": 2.0}]
+    runs = [
+        read_run(write_run(tmp_path / name, lines, {"objective": objective}))
+        for name, objective in OBJECTIVES.items()
+    ]
+    losses = [panel for panel in panels(runs) if panel.measure == "loss"]
+    drawn = [{curve.look.color for curve in curves_of(runs, panel)} for panel in losses]
+    assert drawn == [{"run-0", "run-1"}, *({f"run-{place}"} for place in range(2, 7))]
+    found = [re.findall("<title>(.*?) over steps", svg(runs, panel))[0] for panel in losses]
+    assert found == [
+        "Loss: cross-entropy",
+        "Loss: cross-entropy of each class",
+        "Loss: masked patches, mean color",
+        "Loss: masked patches, pixels",
+        "Loss: mae, normalised patches",
+        "Loss: mae, pixels",
+    ]
+    assert [panel.measure for panel in panels(runs)].count("learning_rate") == 1
+    assert panels(runs[:2])[0] == panels(runs[5:6])[0] == Panel("loss")
+
+
 def test_values_are_those_of_the_lines(runs: list[Run]) -> None:
     curve = curves_of(runs, Panel("loss"))[0]
     np.testing.assert_allclose(curve.values, 2.0 / (1 + curve.steps / 50))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import time
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -18,8 +19,9 @@ import vitkit
 from vitkit.cost import cost_of
 from vitkit.data.images import prepare
 from vitkit.errors import InputError
-from vitkit.inspection import attention_distance, uniform_distance
+from vitkit.inspection import attention_distance, pooling_map, rollout, uniform_distance
 from vitkit.models.configs import Preprocessing
+from vitkit.report import findings
 from vitkit.report.findings import open_images
 from vitkit.report.inspection import inspect_model
 
@@ -114,8 +116,9 @@ def test_what_is_not_defined_has_its_reason(tmp_path: Path, photos: Path, family
     result = look(save(tmp_path / "model", family), [photos / "1.png"], tmp_path / "out")
     assert result["undefined"].keys() == REASONS[family]
     text = read(result["html"]).text
-    for reason in result["undefined"].values():
-        assert reason[1:] in text
+    for said in result["undefined"].values():
+        what, _, reason = said.rpartition(" is not defined for this model, because ")
+        assert what[1:] in text and text.count(f"{reason[1:]}.") == 1
     assert (result["attention_distance"] is None) == (family == "bit")
     if family == "hybrid":
         assert "of the ResNet's first convolution" in text and "patches of the ResNet's feature map" in text
@@ -198,6 +201,42 @@ def test_rollout_settings_reach_the_maps(tmp_path: Path, photos: Path) -> None:
         found[str(settings)] = (tmp_path / "out" / "photo-1-rollout.png").read_bytes()
     assert len(set(found.values())) == 4
     assert "mean of heads, residual 0.5, the smallest 70% discarded" in read(result["html"]).text
+
+
+def test_maps_say_their_scale(tmp_path: Path, photos: Path) -> None:
+    model = save(tmp_path / "model", "cct")
+    result = look(model, photos / "0.png", tmp_path / "out")
+    predictor = vitkit.load(model, device="cpu")
+    images = prepare(photos / "0.png", predictor.preprocessing)[None]
+    text = read(result["html"]).text
+    for name, heat in (
+        ("Attention rollout", rollout(predictor, images)[0]),
+        ("Weights of SeqPool", pooling_map(predictor, images)[0]),
+    ):
+        low, high = re.search(rf"{name}: ([\d.]+) to ([\d.]+)%", text).groups()  # type: ignore[union-attr]
+        assert float(low) == pytest.approx(100 * heat.min(), rel=0.01, abs=0.006)
+        assert 100 * heat.min() < float(high) <= 100 * heat.max() * 1.01
+
+
+def test_few_images_are_prepared_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are many cores, too, and however many images there are."""
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    begun: list[int] = []
+
+    def count(*arguments: Any) -> torch.Tensor:
+        begun.append(1)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(findings, "prepare", count)
+    ahead: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        time.sleep(0.1)  # for threads to prepare what they may
+        ahead.append(len(begun) - done)
+
+    data = "digits:test[:300]"
+    look(save(tmp_path / "model", "cct"), data, tmp_path / "out", num_images=300, progress=progress)
+    assert len(begun) >= 300 and max(ahead) <= 128
 
 
 def test_the_batch_size_changes_nothing(tmp_path: Path, photos: Path) -> None:

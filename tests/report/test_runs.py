@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from vitkit.config import to_dict, write_yaml
 from vitkit.errors import InputError
 from vitkit.report.runs import differences, report
+from vitkit.train.recipes import resolve
 
 FOLDERS = run_path(str(Path(__file__).parent / "run_folders.py"))
 write_run = FOLDERS["write_run"]
@@ -87,6 +89,15 @@ def test_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     differing = text.split("Config differences")[1].split("Run again")[0]
     assert differing == "firstsecondoptimizer.learning_rate0.0010.003"
     assert colours(result["png"]) > 10
+
+
+def test_settings_are_shown_as_the_run_has_them(tmp_path: Path) -> None:
+    """In the words of config.yaml, save that letters beyond ASCII, which it escapes, can be read."""
+    written = write_yaml(to_dict(resolve("cifar10_cct7")))
+    for place, train in enumerate(("digits:train", "./Vögel:train")):
+        run = write_run(tmp_path / f"{place}", FEW)
+        (run / "config.yaml").write_text(written + write_yaml({"last": train}), encoding="utf-8")
+        assert f"{written}last: {train}\n" in read(report([run])["html"]).text
 
 
 def test_equal_configs_are_told(tmp_path: Path) -> None:

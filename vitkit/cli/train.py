@@ -74,7 +74,9 @@ def print_result(result: dict[str, Any]) -> None:
     if result["status"] == "stopped":
         note(f"stopped; go on with: vit train {result['run']}")
     elif result["model"] and not result["classes"]:
-        note(f"model: {result['model']}; it has no head, and is a start: vit finetune {result['run']} DATA")
+        pool = " model.pool=mean" if result["pool"] == "none" else ""  # a head needs one
+        start = f"vit finetune {result['run']} DATA{pool}"
+        note(f"model: {result['model']}; it has no head, and is a start: {start}")
     elif result["model"]:
         note(f"model: {result['model']}; use it with: vit predict {result['run']} IMAGES")
 

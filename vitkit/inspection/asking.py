@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -23,11 +23,26 @@ ATTENTION_BYTES = 2**28
 MOST_IMAGES = 64
 
 Found = TypeVar("Found")
+_BECAUSE = " not defined for this model, because "
 
 
 def undefined(what: str, reason: str) -> InputError:
     """Return the error for a model that an inspection has no meaning for."""
-    return InputError(f"{what} is not defined for this model, because {reason}")
+    return InputError(f"{what} is{_BECAUSE}{reason}")
+
+
+def in_short(reasons: Iterable[str]) -> list[str]:
+    """Return what `undefined` said as few sentences: one for all that is not defined for the same reason."""
+    found: dict[str, list[str]] = {}
+    for sentence in reasons:
+        what, _, reason = sentence.rpartition(f" is{_BECAUSE}")
+        found.setdefault(reason, []).append(what)
+    # An error of another kind says all itself.
+    return [f"{_all(what)}{_BECAUSE}{reason}" if what[0] else reason for reason, what in found.items()]
+
+
+def _all(what: list[str]) -> str:
+    return f"{', '.join(what[:-1])} and {what[-1]} are" if len(what) > 1 else f"{what[0]} is"
 
 
 def bare(model: Inspected) -> Model:

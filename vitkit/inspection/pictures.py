@@ -203,9 +203,17 @@ def _picture(values: np.ndarray) -> Image.Image:
     return Image.fromarray((values.clip(0, 1) * 255).round().astype(np.uint8))
 
 
+def scale_of(heat: np.ndarray) -> tuple[float, float]:
+    """Return the values that a map draws darkest and brightest.
+
+    The few brightest patches share the top, so that one alone doesn't hide the rest.
+    """
+    return float(heat.min()), float(max(np.percentile(heat, 99), heat.max() / 4))
+
+
 def _scaled(heat: np.ndarray) -> np.ndarray:
-    """Return a map from 0 to 1; the few brightest patches share the top, so that one alone doesn't hide the rest."""
-    low, high = heat.min(), max(np.percentile(heat, 99), heat.max() / 4)
+    """Return a map from 0 to 1."""
+    low, high = scale_of(heat)
     return ((heat - low) / (high - low)).clip(0, 1) if high > low else np.zeros_like(heat)
 
 

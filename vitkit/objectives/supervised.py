@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.models.losses import cross_entropy, one_hot
 from vitkit.models.model import Model
@@ -19,6 +20,10 @@ class Supervised(Objective):
     def __init__(
         self, model: Model, preprocessing: Preprocessing, *, sigmoid: bool, label_smoothing: float
     ) -> None:
+        if getattr(model.config, "pool", None) == "none":
+            raise InputError(
+                "the model has no pool and gives logits for each token, not for the image: set model.pool=mean"
+            )
         super().__init__(model, preprocessing)
         self.sigmoid, self.label_smoothing = sigmoid, label_smoothing
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitkit.report import numbers
-from vitkit.report.folder import Run
+from vitkit.report.folder import Run, mapping
 from vitkit.report.page import THEME, Html, element, join
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Panel:
 
     measure: str
     start: float = 0
+    loss: str = ""
+    "The kind of loss, where runs have several, which can't be compared."
 
 
 @dataclass(frozen=True)
@@ -75,23 +77,39 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     order = dict.fromkeys(
         ["loss", "accuracy", *evaluated, "learning_rate", "gradient_norm", "images_per_second"]
     )
+    kinds = dict.fromkeys(map(kind_of_loss, runs))
+    losses = [Panel("loss", loss=kind) for kind in kinds] if len(kinds) > 1 else [Panel("loss")]
     found = []
-    for measure in order:
-        curves = curves_of(runs, Panel(measure))
+    for panel in [*losses, *(Panel(measure) for measure in order if measure != "loss")]:
+        curves = curves_of(runs, panel)
         if curves:
-            found.append(Panel(measure))
-        close = Panel(measure, max((curve.steps[-1] for curve in curves), default=0) / 2)
-        if measure == "accuracy" and any(
+            found.append(panel)
+        close = Panel(panel.measure, max((curve.steps[-1] for curve in curves), default=0) / 2)
+        if panel.measure == "accuracy" and any(
             len(curve.steps) >= FEWEST_CLOSE for curve in curves_of(runs, close)
         ):
             found.append(close)
     return found
 
 
+def kind_of_loss(run: Run) -> str:
+    """Say what a run's loss is of."""
+    objective = mapping(run.config.get("objective"))
+    match objective.get("name"):
+        case "masked_patches":
+            return f"masked patches, {objective.get('target')}"
+        case "mae":
+            return f"mae, {'normalised patches' if objective.get('patch_norm') else 'pixels'}"
+        case _:
+            return "cross-entropy of each class" if objective.get("loss") == "sigmoid" else "cross-entropy"
+
+
 def curves_of(runs: Sequence[Run], panel: Panel) -> list[Curve]:
     """Return the curves of a panel: training, then each evaluated split, raw and averaged."""
     found = []
     for place, run in enumerate(runs):
+        if panel.loss and panel.loss != kind_of_loss(run):
+            continue
         sources = [] if panel.start else [("train", panel.measure, run.training)]
         for key in run.metrics:
             split, measure = key.split("/", 1)
@@ -300,6 +318,8 @@ def _dress(axes: Axes, title: str, measure: str, steps_per_epoch: float | None) 
 
 def _title(runs: Sequence[Run], panel: Panel) -> str:
     title = TITLES.get(panel.measure) or numbers.metric_name(panel.measure).capitalize()
+    if panel.loss:
+        title += f": {numbers.metric_name(panel.loss)}"
     if panel.start:
         return f"{title}, second half"
     return f"{title}, log scale" if _is_log(curves_of(runs, panel), panel) else title

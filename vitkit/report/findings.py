@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,8 @@ Images = str | os.PathLike[str] | DataSpec | Iterable[str | os.PathLike[str]]
 TABLES = (".csv", ".parquet", ".tar")
 CHUNK = 16
 "Images that are prepared at once where the caller doesn't say how many."
+AHEAD = 128
+"Images that threads prepare before the model takes them, at most; many cores would fill the memory."
 TOP = 5
 LARGEST, SMALL, LAYER = 320, 160, 150
 "Longest side of a photo in pixels; side below which its pixels are drawn as squares; side of a layer's map."
@@ -255,7 +257,8 @@ def _measure(
     def read(picture: Picture) -> tuple[Picture, Tensor]:
         return picture, prepare(picture, preprocessing)
 
-    results = work_through(source, used, read)
+    parts = (used[start : start + AHEAD] for start in range(0, len(used), AHEAD))
+    results = chain.from_iterable(work_through(source, part, read) for part in parts)
     while chunk := list(islice(results, batch_size or CHUNK)):
         tensors = []
         for index, result in chunk:
@@ -361,7 +364,9 @@ def _tiles(
     }
     for method, caption in captions.items():
         if method in maps:
-            found.append(Drawing(f"{name}-{method}", pictures.overlay(picture, maps[method]), caption))
+            heat = maps[method]
+            image = pictures.overlay(picture, heat)
+            found.append(Drawing(f"{name}-{method}", image, f"{caption}: {_scale(heat)}"))
     if "tokens" in maps:
         image = pictures.color_picture(maps["tokens"], picture.size)
         found.append(Drawing(f"{name}-tokens", image, "Patch tokens as colours"))
@@ -374,14 +379,21 @@ def _sheets(name: str, picture: Image.Image, maps: dict[str, np.ndarray]) -> lis
         return []
     layers = maps["attention"].mean(1)  # (layers, rows, columns)
     overlays = [pictures.overlay(picture, layer) for layer in layers]
-    captions = [f"layer {number}" for number in range(len(layers))]
+    captions = [f"layer {number}: {_scale(layer)}" for number, layer in enumerate(layers)]
     title = "Attention of each layer, mean of its heads"
-    sheet = pictures.sheet(overlays, captions, min(6, len(layers)), title, side=LAYER)
+    note = "Each map is on a scale of its own: below it the attention that a dark and a bright patch has."
+    sheet = pictures.sheet(overlays, captions, min(6, len(layers)), title, note, side=LAYER)
     grid = pictures.head_grid(maps["attention"])
     return [
         Drawing(f"{name}-layers", sheet, "Each layer over the photo, mean of its heads."),
         Drawing(f"{name}-heads", grid, "Every head: columns are layers, rows are heads."),
     ]
+
+
+def _scale(heat: np.ndarray) -> str:
+    """Return the shares that a map draws darkest and brightest: '0.21 to 1.4%'"""
+    low, high = (f"{round(100 * value, 2):.3g}" for value in pictures.scale_of(heat))
+    return f"{low} to {high}%"
 
 
 def _sized(picture: Image.Image) -> Image.Image:

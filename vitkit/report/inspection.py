@@ -32,7 +32,7 @@ from vitkit.report.findings import (
 from vitkit.report.folder import read_object
 from vitkit.report.page import Html, element, facts, join, page, section, table
 from vitkit.report.results import accuracy_in_words, accuracy_of
-from vitkit.report.sections import distance_section, photo_section, sentence, weight_sections
+from vitkit.report.sections import distance_sections, missing, photo_section, sentence, weight_sections
 from vitkit.weights.folder import in_words
 
 PAGE, DISTANCES, RECORD = "index.html", "attention_distance.csv", "inspection.json"
@@ -182,8 +182,9 @@ def _page(
         *_alerts(found, predictor),
         _facts(predictor, accuracy),
         *weight_sections(found),
-        distance_section(found),
+        *distance_sections(found),
         photo_section(found, predictor, options),
+        *([section("Not drawn", *missing(found))] if found.undefined else []),
         section("Preprocessing", element("p", sentence(in_words(predictor.preprocessing)))),
         _cost(predictor),
         about=about,

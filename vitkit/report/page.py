@@ -90,10 +90,9 @@ details>pre{border-radius:0;border-top:1px solid var(--line)}
 figure{margin:0}
 img{display:block;max-width:100%;height:auto;background:#fff;border-radius:6px}
 figcaption{margin-top:6px;color:var(--muted);font-size:13px;line-height:1.4;overflow-wrap:anywhere}
-.sheet{margin:14px 0 0}
+.sheet,.wide{margin:14px 0 0}
 .sheet img{border:1px solid var(--line);border-radius:10px}
-.wide{overflow-x:auto}
-.wide:focus-visible{outline:2px solid var(--busy)}
+.wide .scroll{width:fit-content;max-width:100%}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:0 24px;align-items:start}
 .chart img{width:720px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(180px,1fr));gap:16px;margin:12px 0 0}
@@ -109,7 +108,7 @@ details>.note,details>p{padding:0 16px}
 .guesses b{white-space:nowrap}
 @media(min-width:601px){.told figcaption{display:none}}
 @media(max-width:600px){
-  .wide img{min-width:600px}
+  .wide img{max-width:960px}
   .tiles{grid-template-columns:repeat(2,1fr)}
   .guesses{grid-column:1/-1}
   main{padding:24px 16px 40px}
@@ -165,7 +164,9 @@ def figure(png: bytes, alt: str, caption: str = "", *, kind: str = "") -> Html:
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     image = Html(f'<img src="{source}" width="{width}" height="{height}" alt="{html.escape(alt)}">')
     words = [element("figcaption", caption)] if caption else []
-    return element("figure", image, *words, class_=kind, tabindex="0" if "wide" in kind else "")
+    if "wide" in kind:
+        image = element("div", image, class_="scroll", tabindex="0")
+    return element("figure", image, *words, class_=kind)
 
 
 def facts(entries: Iterable[tuple[str, str]], *, num_leads: int = 0) -> Html:

@@ -1,7 +1,8 @@
-"""Findings of an inspection as sections of a page: each picture with how to read it, or why there is none."""
+"""Findings of an inspection as sections of a page: each picture with how to read it, and why others are missing."""
 
 from __future__ import annotations
 
+from vitkit.inspection.asking import in_short
 from vitkit.predictor import Prediction, Predictor
 from vitkit.report.findings import Findings, Photo, Rollout, grid_in_words
 from vitkit.report.page import Html, element, figure, fold, section, table
@@ -19,7 +20,8 @@ DISTANCE = (
     "How far a head looks from a patch, weighted by its attention, in pixels of the model's input. Below the dashed "
     "line a head attends to what is near, at the line everywhere alike, above it to what is far away."
 )
-PHOTO_METHODS = ("prediction", "rollout", "gradient", "pooling", "tokens", "attention")
+KINDS = {"filters": "sheet told", "positions": "wide told", "distance": "wide chart"}
+"How each picture of the whole model is shown."
 
 
 def sentence(text: str) -> str:
@@ -29,39 +31,46 @@ def sentence(text: str) -> str:
 
 def weight_sections(found: Findings) -> list[Html]:
     """Return filters and positions."""
+    shown = (("Filters", "filters", FILTERS), ("Position embeddings", "positions", POSITIONS))
     return [
-        section("Filters", *_figure_and_words(FILTERS, found, "filters")),
-        section("Position embeddings", *_figure_and_words(POSITIONS, found, "positions")),
+        section(title, element("p", words), drawn(found, name))
+        for title, name, words in shown
+        if name in found.drawings
     ]
 
 
-def distance_section(found: Findings) -> Html:
+def distance_sections(found: Findings) -> list[Html]:
     """Return the mean attention distance, and its table."""
-    parts = _figure_and_words(DISTANCE, found, "distance", "sheet chart")
-    if found.distances is not None:
-        values = found.distances.values
-        columns = ["Layer", *(f"Head {head}" for head in range(values.shape[1])), "Mean"]
-        rows = [
-            [f"{layer}", *(f"{value:.1f}" for value in (*row, row.mean()))]
-            for layer, row in enumerate(values)
-        ]
-        parts.append(fold("By layer and head, in pixels", table(columns, rows, right=columns)))
-    return section("Attention distance", *parts)
+    title = "Attention distance"
+    if "distance" in found.undefined:
+        return []
+    if found.distances is None:
+        return [section(title, element("p", NO_IMAGES, class_="note"))]
+    values = found.distances.values
+    columns = ["Layer", *(f"Head {head}" for head in range(values.shape[1])), "Mean"]
+    rows = [
+        [f"{layer}", *(f"{value:.1f}" for value in (*row, row.mean()))] for layer, row in enumerate(values)
+    ]
+    numbers = fold("By layer and head, in pixels", table(columns, rows, right=columns))
+    return [section(title, element("p", DISTANCE), drawn(found, "distance"), numbers)]
 
 
 def photo_section(found: Findings, predictor: Predictor, options: Rollout) -> Html:
-    """Return a card for each photo, after how to read them and what is not defined."""
+    """Return a card for each photo, after how to read them."""
     if not found.photos:
         was_asked = found.distances is not None or "distance" in found.undefined
         words = "No photo was to be drawn, or none of them can be read." if was_asked else NO_IMAGES
         return section("Photos", element("p", words, class_="note"))
-    missing = [found.undefined[name] for name in PHOTO_METHODS if name in found.undefined]
     return section(
         "Photos",
         element("p", _how_to_read(predictor, options)),
-        *(element("p", sentence(reason), class_="note") for reason in dict.fromkeys(missing)),
         *(_card(photo, is_open=place == 0) for place, photo in enumerate(found.photos)),
     )
+
+
+def missing(found: Findings) -> list[Html]:
+    """Say what is not defined for the model, and why; each reason once."""
+    return [element("p", sentence(line), class_="note") for line in in_short(found.undefined.values())]
 
 
 def _how_to_read(predictor: Predictor, options: Rollout) -> str:
@@ -70,10 +79,11 @@ def _how_to_read(predictor: Predictor, options: Rollout) -> str:
         return "What the model takes photos for."
     discarded = f", the smallest {options.discard:.0%} discarded" if options.discard else ""
     return (
-        f"Maps have {grid}. Bright is much, dark is little, each map on a scale of its own. Rollout multiplies the "
-        f"attention of all layers, {options.fuse} of heads, residual {options.residual:g}{discarded}; gradient rollout "
-        "keeps what raises the logit of one class. Patches of one colour have similar tokens after the last layer, and a "
-        "colour means the same in every photo here."
+        f"Maps have {grid}. Bright is much, dark is little, on a scale of each map's own. The numbers beside its name are "
+        "the shares of the whole at the dark and the bright end; a few patches may have more. "
+        f"Rollout multiplies the attention of all layers, {options.fuse} of heads, residual {options.residual:g}{discarded}; "
+        "gradient rollout keeps what raises the logit of one class. Patches of one colour have similar tokens "
+        "after the last layer, and a colour means the same in every photo here."
     )
 
 
@@ -103,7 +113,7 @@ def _guess(guess: Prediction) -> Html:
     return element("li", element("span", guess["name"]), element("b", words), style=f"--share:{share:.2%}")
 
 
-def _figure_and_words(words: str, found: Findings, name: str, kind: str = "sheet told") -> list[Html]:
-    if drawing := found.drawings.get(name):
-        return [element("p", words), figure(drawing.png, drawing.caption, drawing.caption, kind=kind)]
-    return [element("p", sentence(found.undefined.get(name, NO_IMAGES)), class_="note")]
+def drawn(found: Findings, name: str) -> Html:
+    """Return a picture of the whole model."""
+    drawing = found.drawings[name]
+    return figure(drawing.png, drawing.caption, drawing.caption, kind=KINDS[name])

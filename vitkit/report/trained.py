@@ -10,8 +10,8 @@ from vitkit.errors import InputError
 from vitkit.predictor import load
 from vitkit.report.findings import Findings, Rollout, examine, examine_weights
 from vitkit.report.folder import Run, mapping, text
-from vitkit.report.page import Html, element, figure, section
-from vitkit.report.sections import DISTANCE, FILTERS, POSITIONS, photo_section, sentence
+from vitkit.report.page import Html, element, section
+from vitkit.report.sections import DISTANCE, FILTERS, POSITIONS, drawn, missing, photo_section, sentence
 
 NUM_IMAGES, NUM_PHOTOS = 32, 3
 
@@ -40,7 +40,7 @@ def _content(run: Run, inspect: bool, device: str, progress: Progress | None) ->
     predictor = load(run.model, device=device)
     found, options = examine_weights(predictor), Rollout()
     if not inspect:
-        return [_pictures(found)]
+        return [_pictures(found), *missing(found)]
     try:
         source = open_data(_data(run), default="measure")
         found = examine(
@@ -52,8 +52,8 @@ def _content(run: Run, inspect: bool, device: str, progress: Progress | None) ->
             progress=progress,
         )
     except InputError as error:
-        return [_pictures(found), _note(f"attention is not drawn: {error}")]
-    return [_pictures(found), photo_section(found, predictor, options)]
+        return [_pictures(found), *missing(found), _note(f"attention is not drawn: {error}")]
+    return [_pictures(found), photo_section(found, predictor, options), *missing(found)]
 
 
 def _data(run: Run) -> str:
@@ -67,15 +67,13 @@ def _data(run: Run) -> str:
 
 
 def _pictures(found: Findings) -> Html:
-    """Return what is drawn of the whole model side by side, and why the rest is not."""
-    parts = []
-    for name, words in (("filters", FILTERS), ("positions", POSITIONS), ("distance", DISTANCE)):
-        if drawing := found.drawings.get(name):
-            kind = "sheet" if name == "distance" else "sheet told"
-            shown = figure(drawing.png, drawing.caption, drawing.caption, kind=kind)
-            parts.append(element("div", shown, element("p", words, class_="note")))
-        elif reason := found.undefined.get(name):
-            parts.append(_note(reason))
+    """Return what is drawn of the whole model side by side."""
+    shown = (("filters", FILTERS), ("positions", POSITIONS), ("distance", DISTANCE))
+    parts = (
+        element("div", drawn(found, name), element("p", words, class_="note"))
+        for name, words in shown
+        if name in found.drawings
+    )
     return element("div", *parts, class_="pair")
 
 

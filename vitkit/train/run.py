@@ -237,5 +237,6 @@ def summary(path: Path, parts: Parts) -> dict[str, Any]:
         "model": str(path / "model") if (path / "model").is_dir() else None,
         "pictures": [str(file) for file in drawn(path)],
         "classes": len(parts.class_names),
+        "pool": getattr(parts.model.config, "pool", None),
         "unreadable": parts.loader.bad,
     }
