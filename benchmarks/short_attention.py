@@ -36,7 +36,7 @@ SHAPES = [
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 FORWARD = [
     ours.FORWARD,
-    Tiles(128, 64, 8, 3, 128),
+    Tiles(128, 64, 8, 2, 128),
     Tiles(128, 32, 8, 2, 128),
     Tiles(128, 128, 8, 2),
     Tiles(128, 64, 4, 2),

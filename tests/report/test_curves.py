@@ -9,7 +9,19 @@ from runpy import run_path
 import numpy as np
 import pytest
 
-from vitkit.report.curves import MOST_POINTS, Look, Panel, curves_of, key, legend, panels, png, remark, svg
+from vitkit.report.curves import (
+    MOST_POINTS,
+    Look,
+    Panel,
+    curves_of,
+    key,
+    kind_of_loss,
+    legend,
+    panels,
+    png,
+    remark,
+    svg,
+)
 from vitkit.report.folder import Run, read_run
 
 FOLDERS = run_path(str(Path(__file__).parent / "run_folders.py"))
@@ -178,6 +190,9 @@ def test_losses_of_different_kinds_have_panels_of_their_own(tmp_path: Path) -> N
     ]
     assert [panel.measure for panel in panels(runs)].count("learning_rate") == 1
     assert panels(runs[:2])[0] == panels(runs[5:6])[0] == Panel("loss")
+    lines = [training_line(1), {"step": 1, "val/loss": 2.0, "val/mean_average_precision": 0.5}]
+    several = read_run(write_run(tmp_path / "several", lines, {"objective": OBJECTIVES["labels"]}))
+    assert kind_of_loss(several) == kind_of_loss(runs[2])
 
 
 def test_values_are_those_of_the_lines(runs: list[Run]) -> None:

@@ -142,7 +142,7 @@ def test_a_fine_tuning_of_one_seed_has_its_name(tmp_path: Path) -> None:
 
 
 def test_a_fine_tuning_that_has_just_begun_is_told(tmp_path: Path) -> None:
-    path = write_finetuning(tmp_path / "pets", seeds=0)
+    path = write_finetuning(tmp_path / "pets", seeds=0, status="running")
     with pytest.raises(InputError, match="pets is a fine-tuning whose runs have no metrics: wait"):
         report([path])
     write_run(path / "seed-0" / "run", FEW)

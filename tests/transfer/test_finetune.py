@@ -22,10 +22,11 @@ from vitkit.cost import cost_of
 from vitkit.errors import InputError
 from vitkit.evaluate.features import frozen_features
 from vitkit.evaluate.probe import Probe
+from vitkit.report.folder import read_runs
 from vitkit.train.estimate import SHARE, in_words
 from vitkit.train.log import Silent
 from vitkit.train.runs import read_config, read_metrics
-from vitkit.transfer.finetune import choose_rate, finetune
+from vitkit.transfer.finetune import HEAD_ALONE, choose_rate, finetune
 from vitkit.transfer.head import FittedHead, fit_head
 from vitkit.transfer.plan import Part, make_plan
 
@@ -177,6 +178,8 @@ def test_a_quick_sweep_ends_with_what_it_chose_on_all_of_train(
         assert read_config("runs/run/seed-0/run")["data"]["train"] == "digits:train"
         return
     assert (result["kept"], result["steps"]) == ("the fitted head alone", 0)
+    with pytest.raises(InputError, match="no step was trained: there are no curves to draw"):
+        read_runs(Path("runs/run"))
     predictor = vitkit.load(model, device="cpu")
     predictor.model.reset_head(10)
     train, test = (
@@ -270,11 +273,14 @@ def test_a_given_seed_is_where_seeds_begin(model: str) -> None:
 def test_a_sweep_ranks_what_it_keeps() -> None:
     said: list[str] = []
     rows = [
-        {"learning_rate": rate, "accuracy": value} for rate, value in ((0.1, 0.2), (0.3, 0.5), (1.0, 0.5))
+        {"learning_rate": rate, "accuracy": value, "kept": "weights of step 4"}
+        for rate, value in ((0.1, 0.2), (0.3, 0.5), (1.0, 0.5))
     ]
     assert choose_rate(rows, Noting(said)) == 1.0
     assert choose_rate(rows[:2], Noting(said)) == 0.3
     assert "2 learning rates did equally well" in said[0] and "at the end of the grid" in said[1]
+    choose_rate([{**row, "kept": HEAD_ALONE} for row in rows], Noting(said))
+    assert said[2] == "the head alone did best on the dev split, which no learning rate changes"
 
 
 def test_force_deletes_nothing_before_the_new_run_is_possible(model: str) -> None:

@@ -227,6 +227,9 @@ def test_a_dev_split_that_says_little_is_told(model: str, tmp_path: Path) -> Non
     [unlearned] = [note for note in notes if f"in {dev} have no image to learn from" in note]
     assert unlearned.startswith("warning: ")
     assert not any(dev in note for note in make_plan(model, str(tmp_path), changes, "cpu").notes)
+    changes = ["protocol=quick", "head_first=false", f"data.evaluate={tmp_path}:test"]
+    notes = make_plan(model, str(tmp_path), changes, "cpu").notes  # it chooses by the same image
+    assert f"warning: {dev} has 1 image: each is 100.0% of the result" in notes
 
 
 def test_too_few_images_for_a_head_are_told_before_anything_is_computed(model: str, tmp_path: Path) -> None:

@@ -304,7 +304,10 @@ def _batches(
         except torch.OutOfMemoryError as error:
             raise InputError(f"out of memory with batch size {batch_size}: give a smaller one") from error
         if record.features.ndim != 2:
-            raise InputError("the model has no pool: it has features for each token, not for the image")
+            raise InputError(
+                "the model has no pool: it has features for each token, not for the image; vit finetune takes "
+                "model.pool=mean"
+            )
         return record.features.float().cpu()
 
     model.eval()

@@ -27,7 +27,7 @@ class Tiles(NamedTuple):
 # With up to 128 registers, 16 warps share a multiprocessor: one half computes while the other multiplies.
 FORWARD = Tiles(block=128, step=64, warps=8, stages=3, registers=128)
 # All keys of a usual image in one block: their gradients fill half of the registers, and d_q is written once.
-# With 2 stages and several blocks, steps of 32 came out wrong on an H200 (the Triton of torch 2.11): keep 3.
+# Run on an H200 alone. Cut (64 or 128, 32, 4 warps, 2 stages), 256 tokens came out wrong there (torch 2.11's Triton).
 BACKWARD = Tiles(block=256, step=32, warps=8, stages=3)
 
 

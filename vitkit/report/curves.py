@@ -101,7 +101,11 @@ def kind_of_loss(run: Run) -> str:
         case "mae":
             return f"mae, {'normalised patches' if objective.get('patch_norm') else 'pixels'}"
         case _:
-            return "cross-entropy of each class" if objective.get("loss") == "sigmoid" else "cross-entropy"
+            # Left to the data, several labels have the sigmoid, and another measure.
+            is_sigmoid = objective.get("loss") == "sigmoid" or any(
+                key.endswith("/mean_average_precision") for key in run.metrics
+            )
+            return "cross-entropy of each class" if is_sigmoid else "cross-entropy"
 
 
 def curves_of(runs: Sequence[Run], panel: Panel) -> list[Curve]:

@@ -81,10 +81,16 @@ def read_runs(path: Path) -> list[Run]:
         return [read_run(path)]
     seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
     runs = [read_run(run) for run in seeds if (run / METRICS).is_file()]
+    is_done = read_object(path / FINETUNE).get("status") == "done"
+    if not runs and is_done:
+        raise InputError(
+            f"{path} kept a head fitted on features, and no step was trained: there are no curves to draw; what it "
+            f"reached is in {path / EVALUATION}, and vit inspect shows its model"
+        )
     if not runs:
         raise InputError(f"{path} is a fine-tuning whose runs have no metrics: wait for their first line")
     name = path.resolve().name
-    if read_object(path / FINETUNE).get("status") == "done":  # its model and evaluation are the first seed's
+    if is_done:  # its model and evaluation are the first seed's
         runs[0] = replace(runs[0], home=path)
     names = [f"{name} {run.path.parent.name}" if len(runs) > 1 else name for run in runs]
     return [replace(run, name=own) for run, own in zip(runs, names, strict=True)]

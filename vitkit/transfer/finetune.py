@@ -113,9 +113,12 @@ def finetune(
 def choose_rate(tried: Sequence[dict[str, Any]], listener: Listener) -> float:
     """Return the learning rate that did best; of equals the middle one, and what the sweep leaves open is told."""
     top = max(row["accuracy"] for row in tried)
-    rates = [row["learning_rate"] for row in tried if row["accuracy"] == top]
+    equal = [row for row in tried if row["accuracy"] == top]
+    rates = [row["learning_rate"] for row in equal]
     best: float = rates[len(rates) // 2]
-    if len(rates) > 1:
+    if all(row["kept"] == HEAD_ALONE for row in equal):
+        listener.note("the head alone did best on the dev split, which no learning rate changes")
+    elif len(rates) > 1:
         listener.note(
             f"{len(rates)} learning rates did equally well on the dev split; the middle one, {best:g}, is taken"
         )

@@ -8,6 +8,7 @@ import torch
 
 from vitkit.train.build import build
 from vitkit.train.config import TrainConfig
+from vitkit.train.graphs import WARM
 from vitkit.train.loop import train_step
 from vitkit.world import World
 
@@ -19,10 +20,11 @@ def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
     world = World(0, 1, device)
     parts = build(config, world)
     size = config.micro_batch if isinstance(config.micro_batch, int) else config.batch_size
+    warm = WARM if config.compile == "graphs" else 0
     began = 0.0
-    for step, batch in enumerate(parts.loader.steps(0, TRIALS + 1)):
+    for step, batch in enumerate(parts.loader.steps(0, warm + 1 + TRIALS)):
         train_step(config, parts, batch, step, size, world)
-        if step == 0:
+        if step == warm:
             began = _now(device)
     return (_now(device) - began) / TRIALS
 

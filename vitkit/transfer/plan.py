@@ -171,8 +171,9 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     if protocol == "quick":
         whole = with_val(spec, measured) or (None if sweep else parts) or whole
     if asked.get("select") == "best" and whole.dev is None:
+        why = ", because the last run of a sweep learns all of train" if sweep else ""
         raise InputError(
-            f"select=best has no images to choose by but those that are reported on, {test}: leave it out"
+            f"select=best has no images to choose by but those that are reported on, {test}{why}: leave it out"
         )
     plan = Plan(
         *(model, protocol, transfer, rule, settings, rest, whole, tuning, test),
@@ -184,9 +185,10 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
     lines = [*source.notes, *measured.notes, *loaded.notes, *unlearned(source, measured, test)]
     lines += [*other_preprocessing(config, loaded), *few_images(measured, test)]
-    if tuning and tuning.dev:
-        learned, dev = (open_data(part, classes=source.class_names) for part in (tuning.train, tuning.dev))
-        lines += [*unlearned(learned, dev, tuning.dev), *few_images(dev, tuning.dev)]
+    chosen = tuning or whole
+    if chosen.dev:
+        learned, dev = (open_data(part, classes=source.class_names) for part in (chosen.train, chosen.dev))
+        lines += [*unlearned(learned, dev, chosen.dev), *few_images(dev, chosen.dev)]
     if protocol == "paper" and on.type == "cpu" and periods.total * config.batch_size > CPU_IMAGES:
         lines.append("warning: the paper's protocol is made for a GPU; protocol=quick takes minutes here")
     lines.append(

@@ -94,7 +94,7 @@ def run_suite(
     if not here and not tasks:
         hint = ": name a folder, as in vit finetune MODEL ./data --suite paper" if folder is None else ""
         raise InputError(f"{root} holds no data set of the suite; expected {', '.join(SETS)} or {VTAB}{hint}")
-    within = Without(listener, "shorter: ")  # the suite's own line says it for all
+    within = Without(listener, "shorter: ", "estimated time: ")  # the suite has said it of all
     options: dict[str, Any] = {"seeds": seeds, "device": device, "force": force, "listener": within}
     config = load_model(model).model.config
     jobs: dict[str, Job] = {}
