@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,39 @@ def test_a_stopped_run_goes_on_to_the_same_end(model: str) -> None:
         assert torch.equal(tensor, theirs[name])
 
 
+@pytest.mark.parametrize("when", ["the last step", "features", "measuring"])
+def test_asked_to_stop_between_runs_it_stops(model: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(*_: object) -> None:
+        if not asked:
+            asked.append(signal.raise_signal(signal.SIGINT))
+
+    def asking(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments, **options: (ask(), call(*arguments, **options))[1]
+
+    places = {
+        "features": "vitkit.transfer.head.frozen_features",
+        "measuring": "vitkit.transfer.finetune.evaluate",
+    }
+    listener = Stopping(4, ask) if when == "the last step" else None
+    if when in places:
+        module, _, name = places[when].rpartition(".")
+        monkeypatch.setattr(places[when], asking(getattr(importlib.import_module(module), name)))
+    options: dict[str, Any] = {"seeds": 2, "run": "run", "device": "cpu"}
+    stopped = finetune(model, DATA, QUICK, **options, listener=listener)
+    assert asked and stopped["status"] == "stopped"
+    assert not Path("runs/run/seed-1").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert finetune(model, DATA, QUICK, **options)["status"] == "done"
+
+
+def test_a_quick_run_has_a_step_that_changes_something(model: str) -> None:
+    finetune(model, DATA, ["protocol=quick", "minutes=1e-9"], run="run", device="cpu")
+    rates = [line["learning_rate"] for line in read_metrics("runs/run/seed-0/run") if "learning_rate" in line]
+    assert max(rates) > 0
+
+
 def test_another_request_in_the_same_run_is_refused(model: str) -> None:
     finetune(model, DATA, PAPER, run="run", device="cpu")
     with pytest.raises(
@@ -372,12 +406,14 @@ class StoppingLater(Noting):
 class Stopping(Silent):
     """Asks the run to stop at a step, as a scheduler would."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    def __init__(
+        self, at: int, ask: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    ) -> None:
+        self.at, self.ask = at, ask
 
     def stepped(self, step: int) -> None:
         if step == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            self.ask()
 
     def metrics(self, line: Mapping[str, Any]) -> None:
         json.dumps(line)

@@ -88,7 +88,7 @@ def test_the_papers_protocol(model: str) -> None:
     assert (config.data.train, config.data.evaluate) == ("digits:train", "digits:test")
     assert (config.select, config.average, config.model["dropout"]) == ("last", None, 0.0)
     assert plan.notes[-1] == (
-        "protocol paper, BiT-HyperRule for 1,157 images: 500 steps, warm-up 100, batch 512, learning rate 0.01, 8 px; "
+        "protocol paper, BiT-HyperRule for 1,157 images: 500 steps, warm-up 100, batch 512, learning rate 0.01 without the paper's sweep, 8 px; "
         "changed: image_size=8"
     )
 
@@ -102,6 +102,13 @@ def test_learning_rates_of_the_papers_schedule(model: str) -> None:
     rate = build_schedule(config.schedule, 0.03, periods.total, periods.per_epoch)
     found = [rate(step) for step in (0, 250, 500, 2875, 5250, 10_000)]
     assert found == pytest.approx([0, 0.015, 0.03, 0.025607, 0.015, 0], abs=1e-6)  # PAPERS.md 11
+
+
+def test_classes_that_test_lacks_are_named(model: str, tmp_path: Path) -> None:
+    folder_of_photos(tmp_path / "train", cat=4, cow=4, dog=4)
+    folder_of_photos(tmp_path / "test", cat=2, dog=2)
+    notes = make_plan(model, str(tmp_path), ["protocol=paper", "image_size=8"], "cpu").notes
+    assert f"warning: {tmp_path}:test has no image of cow: the result leaves them out" in notes
 
 
 def test_graphs_take_whole_batches(model: str) -> None:
@@ -156,6 +163,11 @@ def folder_of_photos(root: Path, **classes: int) -> str:
         (["protocol=paper", "select=best"], "select=best has no images to choose by but those that are"),
         (["protocol=paper", "duration=4", "schedule.warmup=5"], "warmup and cooldown take 5 and 0 steps"),
         (["image_size=9"], "image_size 9 is no multiple of the model's patch; 8 is"),
+        (["batch_size=0"], "batch_size must be at least 1, not 0"),
+        (
+            ["image_size=8", "data.pipeline=resize(20)|random_crop(16)"],
+            "images are to be 8 pixels, but data.pipeline makes them 16x16: change that, or give image_size=16",
+        ),
         (
             ["protocol=quick", "data.bad_images=skip"],
             "a head is fitted on every image, so that data.bad_images",

@@ -26,13 +26,29 @@ class StopRequest:
         os.write(2, b"stopping after this step\n")  # print isn't safe inside a signal handler
 
 
+def listened() -> StopRequest | None:
+    """Return the request that signals go to now, if any."""
+    owner = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return owner if isinstance(owner, StopRequest) else None
+
+
+def obey(*_: object) -> None:
+    """Interrupt work that is no training, and tells of its progress by calling this, where it was asked to stop."""
+    if listened():
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Turn the signals into requests, where this is the main thread; their old meaning comes back at the end."""
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
+    """Turn the signals into requests, where this is the main thread; their old meaning comes back at the end.
+
+    Inside another `listening` it is that one's request: who asked in one part of the work asked for all of it.
+    """
+    outer = listened()
+    if outer is not None or threading.current_thread() is not threading.main_thread():
+        yield StopRequest() if outer is None else outer
         return
+    request = StopRequest()
     numbers = [signal.SIGTERM, signal.SIGINT]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
         numbers.append(signal.SIGHUP)

@@ -22,6 +22,7 @@ from vitkit.train.estimate import in_words
 from vitkit.train.log import Listener, Silent
 from vitkit.train.run import train_config
 from vitkit.train.runs import CONFIG, RECORD, ROOT, named_path, read_config, read_record, run_name
+from vitkit.train.stop import listening, obey
 from vitkit.transfer.forecast import seconds_for
 from vitkit.transfer.head import fit_head
 from vitkit.transfer.pace import seconds_per_step
@@ -75,18 +76,35 @@ def finetune(
         shutil.rmtree(path)
     for note in plan.notes:
         listener.note(note)
-    trials = {rate: path / "sweep" / f"{rate:g}" for rate in (plan.rule.grid if sweep else ())}
+    with listening():
+        try:
+            result = run_all(plan, path, seeds, device, heard, listener, request)
+        except KeyboardInterrupt:
+            result = None
+    return result or {"request": request, "status": "stopped", "run": str(path)}
+
+
+def run_all(
+    plan: Plan,
+    path: Path,
+    seeds: int,
+    device: str,
+    heard: Listener,
+    listener: Listener,
+    request: dict[str, Any],
+) -> dict[str, Any] | None:
+    """Do the sweep, if any, then the last run with each seed; None after a request to stop."""
+    trials = {rate: path / "sweep" / f"{rate:g}" for rate in (plan.rule.grid if plan.tuning else ())}
     last = [path / f"seed-{seed}" for seed in range(seeds)]
     left = sum(not is_done(folder) for folder in (*trials.values(), *last))
     steps = settle_steps(plan, path, device, heard, runs=left)
     write_result(path, {"request": request, "status": "running"})
-    stopped = {"request": request, "status": "stopped", "run": str(path)}
     tried: list[dict[str, Any]] = []
     for rate, folder in trials.items():
         assert plan.tuning
         found = run_once(plan, plan.tuning, folder, device, listener, steps, rate)
         if found is None:
-            return stopped
+            return None
         same = {key: found[key] for key in ("kept", "seconds")}
         tried.append({"learning_rate": rate, "accuracy": found["dev_accuracy"], **same})
         listener.note(f"learning rate {rate:g}: {found['dev_accuracy']:.2%} on {plan.tuning.dev}")
@@ -99,9 +117,11 @@ def finetune(
     for seed, folder in enumerate(last):
         found = run_once(plan, plan.whole, folder, device, listener, steps, best, base + seed, head_alone)
         if found is None:
-            return stopped
+            return None
         out = path / "evaluation" if seed == 0 else None
-        found["evaluation"] = evaluate(found["model"], plan.test, device=device, out=out, force=True)
+        found["evaluation"] = evaluate(
+            found["model"], plan.test, device=device, out=out, force=True, progress=obey
+        )
         results.append(found)
     shutil.rmtree(path / "model", ignore_errors=True)
     shutil.copytree(results[0]["model"], path / "model")
@@ -157,6 +177,7 @@ def run_once(
     found = train_config(config, path / "run", device=device, listener=listener)
     if found["status"] != "done":
         return None
+    obey()
     chosen, kept, accuracy = path / "run" / "model", f"weights of step {found['steps']}", None
     if part.dev:
         accuracy = found["best"]["value"]
@@ -201,7 +222,7 @@ def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: 
     step = seconds_per_step(config, on)
     images = len(open_data(plan.whole.train))
     most = max(1, QUICK_EPOCHS * images // config.batch_size)
-    steps = max(1, min(most, int(plan.minutes * 60 / step)))
+    steps = max(2, min(most, int(plan.minutes * 60 / step)))  # the first of a warm-up changes nothing
     shares = {
         "features": plan.head_first * images / config.batch_size * step / 3,  # forward only
         f"{counted(steps, 'step')} of {config.batch_size} images": steps * step,

@@ -19,6 +19,7 @@ from vitkit.predictor import Predictor, choose_device
 from vitkit.train.build import build_model
 from vitkit.train.config import TrainConfig
 from vitkit.train.log import Listener
+from vitkit.train.stop import obey
 from vitkit.transfer.plan import Part
 from vitkit.weights.convert import save
 
@@ -71,6 +72,7 @@ class Told:
         self.listener, self.seconds, self.last = listener, seconds, time.perf_counter()
 
     def __call__(self, done: int, total: int) -> None:
+        obey()
         if time.perf_counter() - self.last > self.seconds:
             self.last = time.perf_counter()
             self.listener.note(f"features: {done:,} of {total:,} images")

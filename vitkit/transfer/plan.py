@@ -48,7 +48,6 @@ NEUTRAL = (
         "data.evaluate",
         "data.workers",
         "data.cache",
-        "data.bad_images",
         "seed",
         "precision",
         "compile",
@@ -160,7 +159,7 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     batch_size = merged["batch_size"]
     if merged.get("compile") == "graphs":
         settings["micro_batch"] = None  # a graph holds a whole batch
-    elif on.type != "cuda" and isinstance(batch_size, int):
+    elif on.type != "cuda" and isinstance(batch_size, int) and batch_size > 0:
         settings["micro_batch"] = next(size for size in sizes(batch_size, 1) if size <= CPU_MICRO_BATCH)
     parts = cut(spec, rule.dev_percent)
     if sweep and parts is None:
@@ -180,10 +179,22 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
         *(source.has_several_labels, len(source), len(measured), loaded.model.config),
     )
     config = plan.config(whole) if plan.has_duration else plan.config(whole, duration=1000)
+    made = parse_pipeline(config.data.pipeline).size
+    if made and made != (size, size):
+        raise InputError(
+            f"images are to be {size} pixels, but data.pipeline makes them {made[0]}x{made[1]}: change that, or give "
+            f"image_size={made[0]}"
+        )
     check_head_first(plan, config)
     periods = resolve_periods(config, len(source))
     build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
-    lines = [*source.notes, *measured.notes, *loaded.notes, *unlearned(source, measured, test)]
+    lines = [
+        *source.notes,
+        *measured.notes,
+        *loaded.notes,
+        *unlearned(source, measured, test),
+        *unmeasured(measured, test),
+    ]
     lines += [*other_preprocessing(config, loaded), *few_images(measured, test)]
     chosen = tuning or whole
     if chosen.dev:
@@ -286,6 +297,17 @@ def unlearned(source: Source, measured: Source, test: str) -> list[str]:
     return [f"warning: {listed(missing)} in {test} have no image to learn from, and will be taken for others"]
 
 
+def unmeasured(measured: Source, test: str) -> list[str]:
+    """Return a warning where classes are learned of which no image is reported on."""
+    if measured.has_several_labels:
+        return []
+    count = np.bincount(measured.labels, minlength=measured.num_classes)
+    missing = [name for name, images in zip(measured.class_names, count, strict=True) if not images]
+    return (
+        [f"warning: {test} has no image of {listed(missing)}: the result leaves them out"] if missing else []
+    )
+
+
 def named_rule(spec: DataSpec) -> Rule | None:
     """Return the paper's own rule for a data set that has its name, or that is in a folder of that name."""
     return None if spec.source.startswith("vtab/") else PAPER.get(Path(spec.source).name)
@@ -336,6 +358,8 @@ def is_neutral(change: str) -> bool:
 def describe(plan: Plan, config: TrainConfig, size: int, sweep: bool) -> str:
     """Say in a line what the protocol is here."""
     rate = "by a sweep" if sweep else f"{config.optimizer.learning_rate:g}"
+    if plan.protocol == "paper" and not sweep:
+        rate += " without the paper's sweep"
     shown = f"batch {config.batch_size}, learning rate {rate}, {size} px"
     changed = f"; changed: {', '.join(plan.departures)}" if plan.departures else ""
     if plan.protocol == "paper":
