@@ -59,6 +59,7 @@ def test_the_papers_protocol_to_the_end(model: str) -> None:
         4,
         "weights of step 4",
     )
+    assert (result["train_images"], result["test_images"], result["image_size"]) == (300, 382, [8, 8])
     assert result["run"].startswith("runs/finetune-tiny-digits-")
     predictor = vitkit.load(result["run"], device="cpu")
     assert predictor.class_names == tuple(map(str, range(10)))

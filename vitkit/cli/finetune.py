@@ -85,6 +85,12 @@ def print_result(result: dict[str, Any]) -> None:
         value += f" ± {result['std'] * 100:.2f} ({len(result['values'])} seeds)"
     rows = [
         [f"{name.replace('_', ' ')} on {result['measured_on']}", value],
+        ["model", result["request"]["model"]],
+        [
+            "images",
+            f"{result['train_images']:,} of train, {result['test_images']:,} reported on, "
+            f"at {'x'.join(map(str, result['image_size']))} pixels",
+        ],
         ["protocol", f"{result['protocol']}, {result['rule']}" if result["protocol"] == "paper" else "quick"],
         *([["changed", ", ".join(result["departures"])]] if result["departures"] else []),
         ["kept", result["kept"]],

@@ -34,13 +34,14 @@ from vitkit.objectives.objective import Objective
 from vitkit.objectives.patches import check_vit
 from vitkit.objectives.supervised import Supervised
 from vitkit.train.average import Average
-from vitkit.train.config import PreprocessingConfig, TrainConfig
+from vitkit.train.config import TrainConfig
 from vitkit.train.distributed import blocks, replicate, shard
 from vitkit.train.durations import Duration, parse_duration
 from vitkit.train.graphs import Passes, Recorded, both_passes
 from vitkit.train.held_out import HeldOut
 from vitkit.train.optimizers import build_optimizer, freeze_parameters
 from vitkit.train.schedules import build_schedule
+from vitkit.weights.folder import in_words
 from vitkit.weights.load import find_source, load_model
 from vitkit.world import World
 
@@ -190,13 +191,16 @@ def build_model(
             check_vit(model_config(name), config.objective.name)
         sized = {} if size is None else {"image_size": size}
         wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
-        return build_module(wanted), _preprocessing(config.preprocessing, default_preprocessing(wanted)), ()
+        return build_module(wanted), given_preprocessing(config, default_preprocessing(wanted)), ()
     loaded = load_model(name, image_size=size)
-    model, notes = _with_settings(loaded.model, settings, name), (f"starts from {name}", *loaded.notes)
+    preprocessing = given_preprocessing(config, loaded.preprocessing)
+    # What a load says of preprocessing is said of what is taken here.
+    said = [note.replace(in_words(loaded.preprocessing), in_words(preprocessing)) for note in loaded.notes]
+    model, notes = _with_settings(loaded.model, settings, name), (f"starts from {name}", *said)
     if new_head or loaded.class_names != class_names:
         model.reset_head(len(class_names))
         notes += (f"the head is new, for {len(class_names)} classes",) if class_names else ()
-    return model, _preprocessing(config.preprocessing, loaded.preprocessing), notes
+    return model, preprocessing, notes
 
 
 def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
@@ -302,11 +306,12 @@ def _mix_until(config: TrainConfig, periods: Periods) -> int | None:
     return parse_duration(config.data.mix_until, periods.per_epoch, periods.total, "mix_until")
 
 
-def _preprocessing(config: PreprocessingConfig, base: Preprocessing) -> Preprocessing:
+def given_preprocessing(config: TrainConfig, base: Preprocessing) -> Preprocessing:
+    """Return a model's preprocessing with what the config says of it."""
     given: dict[str, Any] = {
         field.name: value
-        for field in dataclasses.fields(config)
-        if (value := getattr(config, field.name)) is not None
+        for field in dataclasses.fields(config.preprocessing)
+        if (value := getattr(config.preprocessing, field.name)) is not None
     }
     if given.get("crop_fraction") == 0:
         given["crop_fraction"] = None

@@ -13,6 +13,7 @@ from typing import Any
 from vitkit.config import merge
 from vitkit.data.open import open_data
 from vitkit.data.parts import write_text
+from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.evaluate.features import mean_and_spread
@@ -170,7 +171,8 @@ def run_once(
         fitted = {name: value for name, value in plan.settings["model"].items() if name != "new_head"}
         settings["model"] = {**fitted, "name": str(head.path)}
     config = plan.config(part, changes, **settings)
-    how = {"batch_size": config.batch_size, "learning_rate": config.optimizer.learning_rate}
+    how: dict[str, Any] = {"batch_size": config.batch_size, "learning_rate": config.optimizer.learning_rate}
+    how["image_size"] = list(parse_pipeline(config.data.pipeline).size or plan.architecture.size)
     if head and head_alone:
         alone = {"model": str(head.path), "kept": HEAD_ALONE, "dev_accuracy": head.accuracy}
         return {**how, **alone, "seconds": head.seconds, "steps": 0}
@@ -258,8 +260,9 @@ def summary(
         "rule": plan.rule.origin,
         "departures": list(plan.departures),
         "train_images": plan.num_images,
+        "test_images": plan.num_measured,
         "measured_on": plan.test,
-        **{key: first[key] for key in ("kept", "learning_rate", "steps", "batch_size")},
+        **{key: first[key] for key in ("kept", "learning_rate", "steps", "batch_size", "image_size")},
         "metric": name,
         name: mean,
         "std": std,

@@ -19,7 +19,7 @@ from vitkit.data.splits import NoSplit, counted, listed
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
-from vitkit.train.build import resolve_periods
+from vitkit.train.build import given_preprocessing, resolve_periods
 from vitkit.train.config import TrainConfig
 from vitkit.train.microbatch import sizes
 from vitkit.train.schedules import build_schedule
@@ -34,6 +34,7 @@ from vitkit.transfer.protocols import (
     paper_settings,
     quick_settings,
 )
+from vitkit.weights.folder import in_words
 from vitkit.weights.load import LoadedModel, load_model
 
 MINUTES = 10.0
@@ -188,10 +189,12 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     check_head_first(plan, config)
     periods = resolve_periods(config, len(source))
     build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
+    sized = replace(loaded.preprocessing, image_size=(size, size))
+    told = in_words(loaded.preprocessing), in_words(given_preprocessing(config, sized))
     lines = [
         *source.notes,
         *measured.notes,
-        *loaded.notes,
+        *(note.replace(*told) for note in loaded.notes),
         *unlearned(source, measured, test),
         *unmeasured(measured, test),
     ]
