@@ -28,15 +28,21 @@ def progress_bar(words: str) -> Iterator[Callable[[int, int], None]]:
 
 def progress_lines(words: str) -> Callable[[int, int], None]:
     """Return what to tell how many are done; it says so every few seconds, and of short work nothing."""
+    from vitkit.cli.following import clock
     from vitkit.cli.output import note
 
-    last, has_spoken = time.monotonic(), False
+    began = last = time.monotonic()
+    before, has_spoken = 0, False
 
     def tell(done: int, total: int) -> None:
-        nonlocal last, has_spoken
+        nonlocal began, last, before, has_spoken
         now = time.monotonic()
+        if done < before:  # the next part of the work
+            began = now
+        before = done
         if now - last >= LINE_EVERY or (has_spoken and done == total):
             last, has_spoken = now, True
-            note(f"{words}: {done:,} of {total:,}")
+            left = f", {clock((total - done) * (now - began) / done)} left" if 0 < done < total else ""
+            note(f"{words}: {done:,} of {total:,}{left}")
 
     return tell
