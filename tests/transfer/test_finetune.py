@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -240,6 +241,26 @@ def test_asked_to_stop_between_runs_it_stops(model: str, when: str, monkeypatch:
     assert not Path("runs/run/seed-1").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert finetune(model, DATA, QUICK, **options)["status"] == "done"
+
+
+def test_an_image_of_test_that_cannot_be_read_loses_nothing(model: str, tmp_path: Path) -> None:
+    for split, name in itertools.product(("train", "test"), ("cat", "dog")):
+        folder = tmp_path / "photos" / split / name
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), (60 * number, 90 if name == "cat" else 200, 7)).save(
+                folder / f"{number}.png"
+            )
+    bad = tmp_path / "photos" / "test" / "cat" / "0.png"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:40])
+    with pytest.raises(
+        InputError,
+        match="^cannot read .*what was trained is kept: put that right, and the same command goes on$",
+    ):
+        finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu")
+    bad.write_bytes(whole)
+    assert finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu")["status"] == "done"
 
 
 def test_a_quick_run_has_a_step_that_changes_something(model: str) -> None:

@@ -82,6 +82,11 @@ def finetune(
             result = run_all(plan, path, seeds, device, heard, listener, request)
         except KeyboardInterrupt:
             result = None
+        except InputError as error:  # such as a file that can't be read
+            if not any(path.glob("*/**/checkpoints/*")):
+                raise
+            advice = "what was trained is kept: put that right, and the same command goes on"
+            raise InputError(f"{error}; {advice}") from error
     return result or {"request": request, "status": "stopped", "run": str(path)}
 
 
