@@ -193,4 +193,9 @@ def test_long_work_says_how_far_it_is_in_a_pipe(
     clock = itertools.count(step=4)  # seconds from one image to the next
     monkeypatch.setattr("vitkit.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
     said = [line for line in vit("data", "./photos", "--json").err.splitlines() if "reading" in line]
-    assert said == [f"reading: {done} of 12" for done in (3, 6, 9, 12)]
+    assert said == [
+        "reading: 3 of 12, 0:36 left",
+        "reading: 6 of 12, 0:24 left",
+        "reading: 9 of 12, 0:12 left",
+        "reading: 12 of 12",
+    ]
