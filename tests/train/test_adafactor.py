@@ -209,8 +209,8 @@ def run(model: nn.Module, config: OptimizerConfig) -> dict[str, Tensor]:
         norm = clip_gradients(optimizer, config.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
-        average.update(model)
-        with average.applied(model), torch.no_grad():
+        average.update()
+        with average.applied(), torch.no_grad():
             averaged = toy_loss(model, step)
         results |= {f"loss {step}": loss, f"norm {step}": norm, f"averaged {step}": averaged}
     results |= {f"average {name}": weight for name, weight in average.state_dict().items()}

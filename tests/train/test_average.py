@@ -37,7 +37,7 @@ def test_the_formula() -> None:
     expected = model.first.weight.detach().double()
     for step in range(20):
         move(model, step)
-        average.update(model)
+        average.update()
         expected = 0.9 * expected + 0.1 * model.first.weight.detach().double()
     torch.testing.assert_close(average.state_dict()["first.weight"].double(), expected, rtol=0, atol=1e-6)
 
@@ -48,7 +48,7 @@ def test_the_decay_is_one_in_ten_thousand_and_not_corrected() -> None:
     average = Average(model)
     with torch.no_grad():
         model.first.weight.add_(1.0)
-    average.update(model)
+    average.update()
     moved = average.state_dict()["first.weight"] - start
     torch.testing.assert_close(moved, torch.full_like(moved, 1e-4), rtol=0, atol=1e-6)
 
@@ -73,9 +73,9 @@ def test_lending_leaves_no_trace() -> None:
     with torch.no_grad():
         model.first.weight[0, 0] = -0.0
         model.first.weight[0, 1] = 1e-42
-    average.update(model)
+    average.update()
     own, kept = bits(model), {name: weight.clone() for name, weight in average.state_dict().items()}
-    with average.applied(model):
+    with average.applied():
         assert model.first.weight.equal(kept["first.weight"])
         assert bits(model)["norm.running_mean"] == own["norm.running_mean"]
         assert bits(model)["table"] == own["table"]
@@ -89,7 +89,7 @@ def test_a_failed_evaluation_gives_the_weights_back() -> None:
     average = Average(model, decay=0.5)
     move(model, 1)
     own = bits(model)
-    with pytest.raises(ZeroDivisionError), average.applied(model):
+    with pytest.raises(ZeroDivisionError), average.applied():
         _ = 1 / 0
     assert bits(model) == own
 
@@ -99,11 +99,11 @@ def test_half_precision_weights_have_a_float32_average() -> None:
     average = Average(model, decay=0.999)
     move(model, 1)
     before = average.state_dict()["first.weight"].clone()
-    average.update(model)
+    average.update()
     own = model.first.weight.detach().clone()
     assert average.state_dict()["first.weight"].dtype == torch.float32
     assert not average.state_dict()["first.weight"].equal(before)
-    with average.applied(model):
+    with average.applied():
         assert model.first.weight.dtype == torch.bfloat16
     assert model.first.weight.equal(own)
 
@@ -112,13 +112,13 @@ def test_save_and_load_go_on_bit_for_bit() -> None:
     model = Toy()
     average = Average(model, decay=0.9)
     move(model, 1)
-    average.update(model)
+    average.update()
     state = {name: weight.clone() for name, weight in average.state_dict().items()}
-    other = Average(Toy(), decay=0.9)
+    other = Average(model, decay=0.9)
     other.load_state_dict(state)
     move(model, 2)
     for each in (average, other):
-        each.update(model)
+        each.update()
     for name, weight in average.state_dict().items():
         assert other.state_dict()[name].equal(weight)
     assert not state["first.weight"].equal(other.state_dict()["first.weight"])

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from vitkit.cost import cost_of, training_exaflops
+from vitkit.data.operations import IMAGENET_MEAN
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.spec import parse_spec
 from vitkit.models import build
@@ -188,10 +189,14 @@ def test_compact_recipes_follow_timm(name: str) -> None:
         "imagenet384_cct14": (0.08, 384, 0.0, 0.0, 0.9),
         "flowers102_cct14": (0.8, 384, 1e-8, 1e-6, 1.0),
     }[name]
-    erase = "" if name == "cifar10_cct7" else "erase(0.25)|"
+    mean, std = config.preprocessing.mean, config.preprocessing.std
+    noise = f",mean={'/'.join(map(str, mean))},std={'/'.join(map(str, std))}"  # timm's, once normalised: 0 and 1
+    noise = noise if mean != IMAGENET_MEAN else ""
+    erase = "" if name == "cifar10_cct7" else f"erase(0.25{noise})|"
+    fill = "/".join(str(round(255 * value)) for value in mean)  # timm's loader: the data's mean colour
     expected = (
         f"inception_crop({size},{area},1.0,interpolation=random)|flip|"
-        f"timm_randaugment(rand-m9-mstd0.5-inc1)|{erase}mix(0.8,1.0,0.5)"
+        f"timm_randaugment(rand-m9-mstd0.5-inc1,fill={fill})|{erase}mix(0.8,1.0,0.5)"
     )
     assert parse_pipeline(config.data.pipeline) == parse_pipeline(expected)
     assert config.data.mix_until is None  # the published code mixes to the end: docs/results/cifar10.md

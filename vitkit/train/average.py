@@ -21,28 +21,29 @@ class Average:
     def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
         if not 0.0 <= decay < 1.0:
             raise InputError(f"the decay of averaged weights must be at least 0 and below 1, not {decay:g}")
-        self.decay = decay
+        self.decay, self.model = decay, model
+        self._drop_gathered()
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.weights: dict[str, Tensor] = {
             name: parameter.detach().to(torch.float32, copy=True)
-            for name, parameter in _parameters(model).items()
-            if parameter.requires_grad
+            for name, parameter in self.parameters.items()
         }
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self) -> None:
         """Move the average towards the model's weights; call it after each step of the optimiser."""
-        weights = [parameter.float() for parameter in self._averaged(model)]
+        weights = [parameter.float() for parameter in self.parameters.values()]
         torch._foreach_lerp_(list(self.weights.values()), weights, 1.0 - self.decay)
 
     @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Give the model its averaged weights for the length of a `with` block, then its own, bit for bit."""
-        own = [parameter.detach().clone() for parameter in self._averaged(model)]
+        own = [parameter.detach().clone() for parameter in self.parameters.values()]
         try:
-            self._fill(model, self.weights.values())
+            self._fill(self.weights.values())
             yield
         finally:
-            self._fill(model, own)
+            self._fill(own)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averaged weights by parameter name, not copied."""
@@ -58,19 +59,14 @@ class Average:
         for name, weight in self.weights.items():
             weight.copy_(state[name])
 
-    def _averaged(self, model: nn.Module) -> list[Tensor]:
-        parameters = _parameters(model)
-        return [parameters[name] for name in self.weights]
-
     @torch.no_grad()
-    def _fill(self, model: nn.Module, weights: Iterable[Tensor]) -> None:
-        for parameter, weight in zip(self._averaged(model), weights, strict=True):
+    def _fill(self, weights: Iterable[Tensor]) -> None:
+        self._drop_gathered()
+        for parameter, weight in zip(self.parameters.values(), weights, strict=True):
             parameter.copy_(weight)
 
-
-def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return parameters by name; where FSDP2 still holds gathered copies after a forward pass, they are dropped."""
-    for module in model.modules():
-        if reshard := getattr(module, "reshard", None):
-            reshard()
-    return dict(model.named_parameters())
+    def _drop_gathered(self) -> None:
+        """Where FSDP2 still holds gathered copies of parameters after a forward pass, drop them."""
+        for module in self.model.modules():
+            if reshard := getattr(module, "reshard", None):
+                reshard()

@@ -68,7 +68,7 @@ def train_step(
     parts.optimizer.step()
     parts.optimizer.zero_grad(set_to_none=True)
     if parts.average:
-        parts.average.update(parts.model)
+        parts.average.update()
     return values
 
 

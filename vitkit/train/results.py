@@ -121,7 +121,7 @@ class Results:
             line[f"{split}/{name}"] = value
         if average and isinstance(evaluator, Classification):  # an objective's own weights are not averaged
             chosen = f"{split}_ema"
-            with average.applied(self.parts.model):
+            with average.applied():
                 for name, value in evaluator.run(self.parts.model, self.dtype).items():
                     line[f"{chosen}/{name}"] = value
         metric = next((f"{chosen}/{name}" for name in BEST if f"{chosen}/{name}" in line), None)
@@ -139,7 +139,7 @@ class Results:
             return
         line: dict[str, Any] = {"step": done, "epoch": done / self.parts.periods.per_epoch}
         average = self.parts.average
-        with average.applied(self.parts.model) if average else nullcontext():
+        with average.applied() if average else nullcontext():
             for evaluator in self.parts.frozen:
                 for name, value in evaluator.run(self.parts.model, self.dtype).items():
                     line[f"{name}/accuracy"] = value
@@ -161,7 +161,7 @@ class Results:
         """Write a model folder; each process takes part, since weights may be spread over them."""
         model, average = self.parts.model, self.parts.average
         weights: dict[str, Tensor] = {}
-        with average.applied(model) if average and averaged else nullcontext():
+        with average.applied() if average and averaged else nullcontext():
             for key, tensor in model.state_dict().items():
                 gathered = whole(tensor)
                 if self.world.is_first:
