@@ -190,7 +190,9 @@ def test_compact_recipes_follow_timm(name: str) -> None:
         "flowers102_cct14": (0.8, 384, 1e-8, 1e-6, 1.0),
     }[name]
     mean, std = config.preprocessing.mean, config.preprocessing.std
-    noise = f",mean={'/'.join(map(str, mean))},std={'/'.join(map(str, std))}"  # timm's, once normalised: 0 and 1
+    noise = (
+        f",mean={'/'.join(map(str, mean))},std={'/'.join(map(str, std))}"  # timm's, once normalised: 0 and 1
+    )
     noise = noise if mean != IMAGENET_MEAN else ""
     erase = "" if name == "cifar10_cct7" else f"erase(0.25{noise})|"
     fill = "/".join(str(round(255 * value)) for value in mean)  # timm's loader: the data's mean colour
