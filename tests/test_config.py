@@ -49,6 +49,7 @@ class Sample:
     derived: int = field(init=False, default=3)
 
 
+SETTINGS = "count, rate, name, flag, choice, maybe, size, units, means"
 samples = st.builds(
     Sample,
     count=st.integers(),
@@ -197,8 +198,8 @@ def test_defaults_are_left_out_or_given() -> None:
         ({"units": [1, 2.5]}, "units in sample.yaml is [1, 2.5]; expected a list of a whole number"),
         ({"means": "0.5"}, "means in sample.yaml is '0.5'; expected a list of a number"),
         ({"cuont": 3}, "unknown setting 'cuont' in sample.yaml; did you mean 'count' or 'units'?"),
-        ({"derived": 3}, "unknown setting 'derived' in sample.yaml"),
-        ({"zzz": 3}, "unknown setting 'zzz' in sample.yaml"),
+        ({"derived": 3}, f"unknown setting 'derived' in sample.yaml; there are {SETTINGS}"),
+        ({"zzz": 3}, f"unknown setting 'zzz' in sample.yaml; there are {SETTINGS}"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:

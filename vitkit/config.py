@@ -69,7 +69,8 @@ def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], wh
     checked = {}
     for name, value in settings.items():
         if name not in names:
-            raise InputError(f"unknown setting {name!r} in {where}{did_you_mean(name, names)}")
+            hint = did_you_mean(name, names) or f"; there are {', '.join(names)}"
+            raise InputError(f"unknown setting {name!r} in {where}{hint}")
         try:
             if (section := _section(hints[name])) and isinstance(value, Mapping):
                 checked[name] = from_dict(section, value, name)

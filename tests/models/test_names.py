@@ -376,8 +376,11 @@ def test_what_is_no_name(name: str) -> None:
             {"droput": 0.1},
             "unknown setting 'droput' in model 'B/16'; did you mean 'dropout' or 'patch_dropout'?",
         ),
-        ({"zzz": 1}, "unknown setting 'zzz' in model 'B/16'"),
-        ({"backbone_units": (1,)}, "unknown setting 'backbone_units' in model 'B/16'"),
+        ({"zzz": 1}, "unknown setting 'zzz' in model 'B/16'; there are image_size, "),
+        (
+            {"backbone_units": (1,)},
+            "unknown setting 'backbone_units' in model 'B/16'; there are image_size, ",
+        ),
         ({"gelu": "relu"}, "gelu in model 'B/16' is 'relu'; expected one of 'tanh', 'erf'"),
         ({"width": "768"}, "width in model 'B/16' is '768'; expected a whole number"),
         ({"dropout": 1.5}, "dropout must be at least 0 and below 1, not 1.5"),
@@ -385,7 +388,7 @@ def test_what_is_no_name(name: str) -> None:
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
-    assert refused("B/16", **settings) == message
+    assert refused("B/16", **settings).startswith(message)
 
 
 def test_create_model_makes_untrained_models_only() -> None:

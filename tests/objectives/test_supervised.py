@@ -55,6 +55,7 @@ def test_share_right() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 5.0, 1.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     targets = torch.tensor([[1.0, 0, 0], [0.6, 0.4, 0], [0, 0.5, 0.5], [0, 1, 1]])
     assert float(share_right(logits, targets)) == 0.5
+    assert float(share_right(logits, torch.zeros(4, 3))) == 0.0  # images of no class
 
 
 def objective(loss: Literal["auto", "softmax", "sigmoid"], several: bool) -> Supervised:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.errors import InputError
 from vitkit.train.average import Average
 
 
@@ -106,37 +105,3 @@ def test_half_precision_weights_have_a_float32_average() -> None:
     with average.applied():
         assert model.first.weight.dtype == torch.bfloat16
     assert model.first.weight.equal(own)
-
-
-def test_save_and_load_go_on_bit_for_bit() -> None:
-    model = Toy()
-    average = Average(model, decay=0.9)
-    move(model, 1)
-    average.update()
-    state = {name: weight.clone() for name, weight in average.state_dict().items()}
-    other = Average(model, decay=0.9)
-    other.load_state_dict(state)
-    move(model, 2)
-    for each in (average, other):
-        each.update()
-    for name, weight in average.state_dict().items():
-        assert other.state_dict()[name].equal(weight)
-    assert not state["first.weight"].equal(other.state_dict()["first.weight"])
-
-
-def test_another_models_average_is_refused() -> None:
-    average = Average(Toy())
-    state = average.state_dict()
-    del state["norm.bias"]
-    expected = "^averaged weights are of another model: 'norm.bias' is missing$"
-    with pytest.raises(InputError, match=expected):
-        average.load_state_dict(state)
-    with pytest.raises(InputError, match="'head' is unknown"):
-        average.load_state_dict({**state, "head": torch.zeros(2)})
-
-
-@pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
-def test_a_bad_decay(decay: float) -> None:
-    expected = f"^the decay of averaged weights must be at least 0 and below 1, not {decay:g}$"
-    with pytest.raises(InputError, match=expected):
-        Average(Toy(), decay)

@@ -57,6 +57,7 @@ def test_settings_given_beside_a_start_that_is_not_there(tmp_path: Path) -> None
     shown = settings(explain(recipe, ["model={name: ./no-such-run, dropout: 0.2}", "seed=7"]))
     assert {key: value for key, value in shown.items() if key.startswith("model.")} == {
         "model.name": "./no-such-run",
+        "model.new_head": False,
         "model.dropout": 0.2,
     }
     assert shown["seed"] == 7

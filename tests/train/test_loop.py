@@ -260,7 +260,7 @@ def test_which_weights_are_the_model(average: str, tmp_path: Path) -> None:
             (line[best["metric"]], line["step"]) for line in read_metrics(run) if best["metric"] in line
         ]
         assert best["value"] == max(value for value, _ in values)
-        assert best["step"] == min(step for value, step in values if value == best["value"])
+        assert best["step"] == max(step for value, step in values if value == best["value"])
         assert best["metric"] == ("test/accuracy" if average == "null" else "test_ema/accuracy")
         model = vitkit.load(run / "model", device="cpu").model.state_dict()
         is_last = all(torch.equal(value, state[f"{prefix}.{name}"]) for name, value in model.items())

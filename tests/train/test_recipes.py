@@ -255,7 +255,7 @@ def test_bit_drops_its_learning_rate() -> None:
 @pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe["name"])
 def test_every_head_is_whole(recipe: dict[str, str]) -> None:
     assert recipe["about"] and not recipe["about"].startswith(("Command", "Cost"))
-    assert re.match(r"(vit|torchrun .* -m vitkit) train ", recipe["command"])
+    assert re.match(r"(vit|torchrun .* -m -- vitkit) train ", recipe["command"])
     assert f" train {recipe['name']}" in recipe["command"]
     if recipe["name"] in PUBLISHED:
         for key in ("result", "source", "ours", "data", "cost"):

@@ -190,6 +190,34 @@ def test_a_run_that_could_not_begin_leaves_no_folder(tmp_path: Path) -> None:
         assert not (tmp_path / "runs" / "bad").exists()
 
 
+def test_a_run_that_could_not_begin_removes_nothing_of_others(tmp_path: Path) -> None:
+    """Hidden files don't keep a run out of a folder, as of a new repository's; nor does it take them along."""
+    folder = tmp_path / "mine"
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".env").write_text("secret")
+    with pytest.raises(InputError):
+        TINY["run_tiny"](folder, "data.train=./nowhere")
+    assert sorted(path.name for path in folder.iterdir()) == [".env", ".git"]
+
+
+def test_each_run_is_one_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of one name are several, as the seeds of a fine-tuning are; one that is resumed stays itself."""
+    asked: list[dict[str, Any]] = []
+
+    def init(**settings: Any) -> types.SimpleNamespace:
+        asked.append(settings)
+        return types.SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    stop = {2: lambda: signal.raise_signal(signal.SIGTERM)}
+    for seed in (0, 1):
+        TINY["run_tiny"](tmp_path / f"seed-{seed}" / "run", "track=wandb", "duration=4", at=stop)
+    TINY["run_tiny"](tmp_path / "seed-1" / "run", "track=wandb", "duration=4")
+    first, second, again = (settings["id"] for settings in asked)
+    assert first != second == again
+    assert asked[0]["name"].endswith("seed-0/run")
+
+
 def test_a_tracker_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise RuntimeError("No API key configured.\nUse wandb login")

@@ -114,7 +114,7 @@ def test_an_existing_path_wins(ours: LoadedModel, file: Path, monkeypatch: pytes
     assert load_model("B/16").name == "mu/16"
 
 
-def test_runs(ours: LoadedModel, tmp_path: Path) -> None:
+def test_runs(ours: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "runs" / "first"
     last = tiny(num_classes=4)
     save(ours, run / "model")
@@ -127,6 +127,9 @@ def test_runs(ours: LoadedModel, tmp_path: Path) -> None:
     assert message(f"{run}@last") == f"no such file or folder: {run / 'model-last'}"
     shutil.rmtree(run / "model")
     assert message(run) == f"{run} is no model folder: it has no config.json"
+    monkeypatch.chdir(tmp_path)
+    assert message("runs/second") == "no such file or folder: runs/second"
+    assert message("runz/second").startswith("unknown model 'runz/second'")
 
 
 @pytest.mark.parametrize(

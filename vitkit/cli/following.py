@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vitkit.cli.output import note
 
-
-class Follower(Protocol):
-    """What training tells of itself (vitkit.train.log.Listener)."""
-
-    def note(self, line: str) -> None: ...
-    def start(self, step: int, total: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def metrics(self, line: Mapping[str, Any]) -> None: ...
-    def stop(self) -> None: ...
+if TYPE_CHECKING:
+    from vitkit.train.log import Listener
 
 
 @contextmanager
-def follow() -> Iterator[Follower]:
+def follow() -> Iterator[Listener]:
     """Yield what shows a run here."""
     from rich.console import Console
 

@@ -199,8 +199,7 @@ class KNNEvaluator(FrozenEvaluator):
 def _check(ks: Sequence[int], temperatures: Sequence[float], count: int) -> None:
     if not ks or not all(1 <= k <= count for k in ks):
         raise InputError(
-            f"k is {', '.join(map(str, ks)) or 'none'}; expected 1 to {count:,}, the images to compare with: give --k "
-            "(k= in Python)"
+            f"k is {', '.join(map(str, ks)) or 'none'}; expected 1 to {count:,}, the images to compare with"
         )
     if not temperatures or not all(0 < temperature < math.inf for temperature in temperatures):
         words = ", ".join(map(str, temperatures)) or "none"

@@ -35,6 +35,6 @@ class Supervised(Objective):
 
 
 def share_right(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of images whose likeliest class is (one of) the heaviest in their target."""
+    """Return the share of images whose likeliest class is (one of) the heaviest in their target; without a label, none is right."""
     chosen = targets.gather(1, logits.detach().argmax(dim=1, keepdim=True)).squeeze(1)
-    return (chosen >= targets.amax(dim=1)).to(torch.float32).mean()
+    return ((chosen >= targets.amax(dim=1)) & (chosen > 0)).to(torch.float32).mean()

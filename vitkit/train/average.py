@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-
-from vitkit.errors import InputError
 
 
 class Average:
@@ -19,8 +17,6 @@ class Average:
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise InputError(f"the decay of averaged weights must be at least 0 and below 1, not {decay:g}")
         self.decay, self.model = decay, model
         self._drop_gathered()
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -48,16 +44,6 @@ class Average:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averaged weights by parameter name, not copied."""
         return dict(self.weights)
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over averaged weights."""
-        if wrong := state.keys() ^ self.weights.keys():
-            name = min(wrong)
-            which = "unknown" if name in state else "missing"
-            raise InputError(f"averaged weights are of another model: {name!r} is {which}")
-        for name, weight in self.weights.items():
-            weight.copy_(state[name])
 
     @torch.no_grad()
     def _fill(self, weights: Iterable[Tensor]) -> None:

@@ -141,10 +141,17 @@ def build(config: TrainConfig, world: World) -> Parts:
         None if config.average is None else Average(model, config.average),
         loader,
         evaluator,
-        "" if measured is None else "dev" if measured.split == source.split else measured.split,
+        _measured_as(source, measured),
         build_frozen(config, preprocessing, world, min(micro, loader.count, EVALUATION_BATCH)),
         (*source.notes, *notes, *(measured.notes if measured else ())),
     )
+
+
+def _measured_as(source: Source, measured: Source | None) -> str:
+    """Return how metrics name what is measured on: its split, or dev for a part of the one that is learned from."""
+    if measured is None:
+        return ""
+    return "dev" if (measured.name, measured.split) == (source.name, source.split) else measured.split
 
 
 def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
@@ -184,6 +191,8 @@ def build_model(
         )
     size = tuple(size) if isinstance(size, list) else size
     name, new_head = config.model["name"], settings.pop("new_head", False)
+    if not isinstance(new_head, bool):
+        raise InputError(f"new_head in model is {new_head!r}; expected true or false")
     torch.manual_seed(config.seed)
     if find_source(name).path is None:
         if config.objective.name != "supervised":

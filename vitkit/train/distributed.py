@@ -55,8 +55,10 @@ def gradients_stay(module: nn.Module, model: Model, held: bool) -> Iterator[None
         with module.no_sync():
             yield
         return
-    if set_sync := getattr(model, "set_requires_gradient_sync", None):  # sharded by FSDP2
-        set_sync(not held)
+    if hasattr(model, "set_requires_gradient_sync"):  # sharded by FSDP2, as are the objective's own layers
+        for part in module.modules():
+            if set_sync := getattr(part, "set_requires_gradient_sync", None):
+                set_sync(not held, recurse=False)
     yield
 
 

@@ -11,7 +11,7 @@ from vitkit.cost import cost_of, training_exaflops
 from vitkit.objectives.mae import MaskedAutoencoding
 from vitkit.objectives.objective import Objective
 
-# Share of the measured matrix rate that training is assumed to reach: B/16 reaches 0.58 on an H200 (bf16, compiled,
+# Share of the measured matrix rate that training is assumed to reach: B/16 reaches 0.61 on an H200 (bf16, compiled,
 # docs/results/train_speed.json), small models less.
 SHARE = 0.4
 

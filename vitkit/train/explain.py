@@ -65,9 +65,11 @@ def _rows(config: Any, prefix: str, model: ModelConfig | None) -> Iterator[dict[
 
 def _model_rows(given: dict[str, Any], model: ModelConfig | None) -> Iterator[dict[str, Any]]:
     yield _row("model.name", given["name"], "Any MODEL; trained weights are the start.")
+    meaning = "Whether a trained model gets a new head even for the classes that it knows."
+    yield _row("model.new_head", given.get("new_head", False), meaning)
     if model is None:
         for name, value in given.items():
-            if name != "name":
+            if name not in ("name", "new_head"):
                 yield _row(f"model.{name}", value, "A setting of the model.")
         return
     words = meanings(type(model))

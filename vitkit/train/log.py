@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -128,17 +129,18 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run in Weights & Biases, resumed under its own name."""
+    """A run in Weights & Biases, resumed as the one that it was; a run begun anew is another."""
 
     def __init__(self, folder: Path, step: int) -> None:
         import wandb
 
-        from vitkit.train.runs import read_config
+        from vitkit.train.runs import read_config, read_record
 
+        birth = f"{folder.resolve()} {read_record(folder)['started']}"
         self.run: Any = wandb.init(
             project="vitkit",
-            name=folder.name,
-            id=folder.name,
+            name=folder.as_posix(),
+            id=hashlib.sha256(birth.encode()).hexdigest()[:16],
             resume="allow",
             dir=folder,
             config=read_config(folder),

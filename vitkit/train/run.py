@@ -6,7 +6,6 @@ import gc
 import os
 import platform
 import shlex
-import shutil
 import statistics
 import sys
 from collections.abc import Sequence
@@ -95,7 +94,7 @@ def train_config(
             return _train(config, path, folder, world, listener)
         except BaseException as error:
             if folder and folder.is_new and not folder.record["steps"]:
-                shutil.rmtree(folder.path, ignore_errors=True)  # nothing was trained: settings were wrong
+                folder.withdraw()  # nothing was trained: settings were wrong
             elif folder:
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 with suppress(InputError):  # a full disk, say: what is told is the error itself

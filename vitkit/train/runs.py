@@ -64,6 +64,7 @@ class RunFolder:
         """
         self.path, self._config, self._complete = Path(path), config, complete
         self.is_stale, self.is_new = False, not (self.path / CONFIG).exists()
+        self._is_made = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path)
@@ -99,6 +100,14 @@ class RunFolder:
         self.is_stale = False
         self._check_config(self._config)
         self.update()
+
+    def withdraw(self) -> None:
+        """Take back a run that never began; a folder that was there before keeps all that it held."""
+        for name in (CONFIG, RECORD, LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        if self._is_made:
+            with suppress(OSError):
+                self.path.rmdir()
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json; an earlier run's stays until it is cleared."""

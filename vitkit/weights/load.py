@@ -139,7 +139,12 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
         return _public(row, announce)
     if _looks_like_path(text):
         raise InputError(f"no such file or folder: {text}")
-    canonical_name(text)
+    try:
+        canonical_name(text)
+    except InputError:
+        if "/" in text and Path(text).parent.is_dir():  # as in runs/NAME
+            raise InputError(f"no such file or folder: {text}") from None
+        raise
     return Source(None, text)
 
 
