@@ -227,6 +227,8 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
             0.5,
             "classes have shape () and type torch.float32; expected one whole number, or one for each of the 2 images",
         ),
+        ("kind 0", "classes are 'kind 0'; expected numbers, as in class_names.index(name)"),
+        (None, "classes are None; expected numbers, as in class_names.index(name)"),
     ],
 )
 def test_classes_are_checked(classes: Any, message: str) -> None:

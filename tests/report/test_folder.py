@@ -25,7 +25,7 @@ def test_lines_are_told_apart(tmp_path: Path) -> None:
     assert len(run.training) == 20
     assert run.step == 400
     assert run.metrics == ["val/accuracy", "val/loss", "val_ema/accuracy", "val_ema/loss"]
-    assert list(run.finals) == ["val/accuracy", "val_ema/accuracy", "val/loss", "val_ema/loss"]
+    assert list(run.finals) == ["val/accuracy", "val_ema/accuracy", "val/loss", "val_ema/loss", "train/loss"]
     assert run.finals["val/accuracy"] == pytest.approx(10 / 11)
 
 

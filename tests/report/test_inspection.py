@@ -20,6 +20,7 @@ from vitkit.cost import cost_of
 from vitkit.data.images import prepare
 from vitkit.errors import InputError
 from vitkit.inspection import attention_distance, pooling_map, rollout, uniform_distance
+from vitkit.inspection.pictures import photo
 from vitkit.models.configs import Preprocessing
 from vitkit.report import findings
 from vitkit.report.findings import open_images
@@ -218,6 +219,36 @@ def test_maps_say_their_scale(tmp_path: Path, photos: Path) -> None:
         assert 100 * heat.min() < float(high) <= 100 * heat.max() * 1.01
 
 
+def test_pictures_show_what_patches_cover(tmp_path: Path, photos: Path) -> None:
+    """Of 19 pixels a model of patches of 4 reads 16; a map lies over those alone."""
+    model = save(tmp_path / "model", "token")
+    patch = TINY["FAMILIES"]["token"].patch
+    size = 4 * patch + patch - 1
+    result = look(model, photos / "0.png", tmp_path / "out", image_size=size)
+    text = read(result["html"]).text
+    assert f"What the model saw: {4 * patch} × {4 * patch} of {size} × {size} pixels" in text
+    predictor = vitkit.load(model, device="cpu", image_size=size)
+    prepared = prepare(photos / "0.png", predictor.preprocessing)[:, : 4 * patch, : 4 * patch]
+    seen = np.asarray(photo(prepared, predictor.preprocessing))
+    with Image.open(tmp_path / "out" / "photo-1.png") as image:
+        shown = np.asarray(image)
+    factor = len(shown) // len(seen)
+    assert np.array_equal(shown[::factor, ::factor], seen)
+
+
+def test_photos_of_one_name_are_told_apart(tmp_path: Path, photos: Path) -> None:
+    model = save(tmp_path / "model", "token")
+    (photos / "more").mkdir()
+    (photos / "0.png").rename(photos / "more" / "1.png")
+    for images, names in (
+        ([photos / "1.png", photos / "2.png"], ["1.png", "2.png"]),
+        (photos, ["1.png", "2.png", "3.png", "4.png", "5.png", "6.png", "more/1.png"]),
+    ):
+        result = look(model, images, tmp_path / f"out-{len(names)}", num_photos=9)
+        headings = re.findall("<h3>(.*?)</h3>", Path(result["html"]).read_text())
+        assert sorted(headings) == names
+
+
 def test_few_images_are_prepared_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are many cores, too, and however many images there are."""
     monkeypatch.setattr("os.cpu_count", lambda: 64)
@@ -290,6 +321,10 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, photos: Path) -> N
         ({"images": "photo.jpg"}, "no such file or folder: photo.jpg"),
         ({"images": "digist:test"}, "unknown data source 'digist'; did you mean 'digits'?"),
         ({"images": []}, "no images to inspect: give one at least"),
+        (
+            {"images": None, "target": "kind 1"},
+            "the target 'kind 1' is asked for in photos: give some, or leave it out",
+        ),
     ],
 )
 def test_bad_input(tmp_path: Path, photos: Path, settings: dict[str, Any], message: str) -> None:

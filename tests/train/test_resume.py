@@ -21,6 +21,7 @@ import torch
 from vitkit.errors import InputError
 from vitkit.train import train
 from vitkit.train.runs import RunFolder, read_config, read_metrics, read_record
+from vitkit.weights.load import load_model
 
 HERE = Path(__file__).parent
 TINY = run_path(str(HERE / "tiny_runs.py"))
@@ -48,9 +49,10 @@ def test_stopped_and_resumed_equals_straight_through(name: str, tmp_path: Path) 
         assert (answer["status"], answer["step"], answer["model"] is None) == (
             "stopped",
             step,
-            step < 6 or name == "adafactor",
+            step < 6 and name != "adafactor",  # which keeps the last weights, not the best measured
         )
         assert read_record(other)["status"] == "stopped"
+        assert load_model(f"{other}@last")
     listener = TINY["Listener"]()
     assert TINY["run_tiny"](other, *changes, listener=listener)["status"] == "done"
     assert listener.steps == [9, 10, 11, 12]

@@ -55,6 +55,14 @@ def test_every_setting_changes_the_loss(tmp_path: Path) -> None:
     assert len(losses) == 4
 
 
+def test_images_are_not_mixed(tmp_path: Path) -> None:
+    listener, mixing = TINY["Listener"](), f"{PATCHES[2]}|mixup(0.5)"
+    for name, changes in {"plain": PATCHES, "mixed": (*PATCHES[:2], mixing)}.items():
+        TINY["run_tiny"](tmp_path / name, *changes, "duration=3", listener=listener)
+    assert TINY["lines"](tmp_path / "plain") == TINY["lines"](tmp_path / "mixed")
+    assert "images are not mixed: masked_patches learns from them as they are" in listener.notes
+
+
 def test_images_need_no_class_folders(tmp_path: Path) -> None:
     """All images below the folder are learned from; its made splits hold each of them once."""
     draw = np.random.default_rng(0)
@@ -273,4 +281,4 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("name", ["CCT-2/3x2", "R26+S/32", "BiT-R50x1"])
 def test_other_families_are_refused_whatever_a_recipe_sets(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="^objective masked_patches needs a plain ViT"):
-        TINY["run_tiny"](tmp_path / "run", *PATCHES, f"model.name={name}")
+        TINY["run_tiny"](tmp_path / "run", *PATCHES, f"model.name={name}", "data.train=./nowhere")

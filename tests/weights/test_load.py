@@ -127,6 +127,12 @@ def test_runs(ours: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert message(f"{run}@last") == f"no such file or folder: {run / 'model-last'}"
     shutil.rmtree(run / "model")
     assert message(run) == f"{run} is no model folder: it has no config.json"
+    for name in ("run.json", "config.yaml"):
+        (run / name).write_text("")
+    assert message(run) == f"{run} is a run without a model yet: `vit train {run}` goes on"
+    save(last, run / "model-last")
+    assert message(run).endswith(f"goes on; {run}@last has its weights as they are")
+    assert load_model(f"{run}@last").name == "mu/16"
     monkeypatch.chdir(tmp_path)
     assert message("runs/second") == "no such file or folder: runs/second"
     assert message("runz/second").startswith("unknown model 'runz/second'")

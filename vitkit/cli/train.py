@@ -67,8 +67,9 @@ def print_result(result: dict[str, Any]) -> None:
             rows.append([name, f"{value:.2%}"])
     if best:
         rows.append([f"best {best['metric']}", f"{best['value']:.2%} at step {best['step']:,}"])
-    rows.append(["images per second", f"{metrics.get('images_per_second', 0):,.0f}"])
-    rows.append(["time waiting for data", f"{metrics.get('waiting', 0):.0%}"])
+    if "images_per_second" in metrics:  # not before the first line of metrics
+        rows.append(["images per second", f"{metrics['images_per_second']:,.0f}"])
+        rows.append(["time waiting for data", f"{metrics['waiting']:.0%}"])
     rows.append(["training time", f"{result['seconds']:,.0f} s"])
     print_table(f"{result['run']}: {result['status']}", ["", "value"], rows, right=["value"])
     if result["status"] == "stopped":

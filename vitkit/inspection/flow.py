@@ -196,8 +196,13 @@ def _map(config: TransformerConfig, product: Tensor, pooling: Tensor | None) -> 
 def _class_numbers(
     classes: int | Sequence[int] | np.ndarray | Tensor, num_images: int, num_classes: int
 ) -> Tensor:
-    numbers = torch.as_tensor(classes).cpu()
-    if numbers.is_floating_point() or numbers.shape not in ((), (num_images,)):
+    try:
+        numbers = torch.as_tensor(classes).cpu()
+    except (TypeError, ValueError, RuntimeError):  # names, or nothing
+        raise InputError(
+            f"classes are {classes!r}; expected numbers, as in class_names.index(name)"
+        ) from None
+    if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.shape not in ((), (num_images,)):
         raise InputError(
             f"classes have shape {tuple(numbers.shape)} and type {numbers.dtype}; expected one whole number, "
             f"or one for each of the {num_images} images"

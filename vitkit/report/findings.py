@@ -81,16 +81,14 @@ class Photo:
     """An image, what the model takes it for, and where the model looks."""
 
     where: str
+    name: str
+    "What tells it from the others."
     label: str | None
     top: list[Prediction]
     target: str | None
     "The class of the gradient rollout."
     tiles: list[Drawing]
     sheets: list[Drawing]
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(self.where)
 
 
 @dataclass
@@ -326,13 +324,15 @@ def _photograph(
         if values is not None:
             maps[name] = values
         tell(len(kept))
+    names = _short([source.where(photo.place) for photo in kept])
     for place, photo in enumerate(kept):
         target_name = predictor.class_names[classes[place]] if classes else None
         own = {method: values[place] for method, values in maps.items()}
-        picture = _sized(pictures.photo(photo.prepared, predictor.preprocessing))
+        picture = _sized(pictures.photo(_read(photo.prepared, predictor), predictor.preprocessing))
         found.photos.append(
             Photo(
                 source.where(photo.place),
+                names[place],
                 _label(source, photo.place),
                 tops[place] if tops else [],
                 target_name if "gradient" in maps else None,
@@ -355,7 +355,7 @@ def _tiles(
     name: str, picture: Image.Image, maps: dict[str, np.ndarray], target: str | None, predictor: Predictor
 ) -> list[Drawing]:
     """Return the photo and what is drawn in its size."""
-    found = [Drawing(name, picture, "What the model saw")]
+    found = [Drawing(name, picture, f"What the model saw{_left_out(predictor)}")]
     pool = "SeqPool" if getattr(predictor.model.config, "pool", "") == "seqpool" else "the MAP head"
     captions = {
         "rollout": "Attention rollout",
@@ -373,13 +373,33 @@ def _tiles(
     return found
 
 
+def _read(prepared: Tensor, predictor: Predictor) -> Tensor:
+    """Return the pixels (channels, height, width) that patches cover; the rest of an image no patch reads."""
+    config = predictor.model.config
+    if not isinstance(config, ViTConfig | CompactConfig):
+        return prepared
+    rows, columns = config.grid
+    return prepared[:, : rows * config.stride, : columns * config.stride]
+
+
+def _left_out(predictor: Predictor) -> str:
+    """Say which pixels patches don't cover, '' where they cover all."""
+    height, width = predictor.model.config.size
+    seen = _read(torch.empty(1, height, width), predictor).shape[1:]
+    if seen == (height, width):
+        return ""
+    return f": {seen[1]} × {seen[0]} of {width} × {height} pixels, all that whole patches cover"
+
+
 def _sheets(name: str, picture: Image.Image, maps: dict[str, np.ndarray]) -> list[Drawing]:
     """Return each layer's map over the photo, and the map of every head of every layer."""
     if "attention" not in maps:
         return []
     layers = maps["attention"].mean(1)  # (layers, rows, columns)
     overlays = [pictures.overlay(picture, layer) for layer in layers]
-    captions = [f"layer {number}: {_scale(layer)}" for number, layer in enumerate(layers)]
+    captions = [
+        f"layer {number}: {_scale(layer).replace(' to ', '–')}" for number, layer in enumerate(layers)
+    ]
     title = "Attention of each layer, mean of its heads"
     note = "Each map is on a scale of its own: below it the attention that a dark and a bright patch has."
     sheet = pictures.sheet(overlays, captions, min(6, len(layers)), title, note, side=LAYER)
@@ -404,6 +424,15 @@ def _sized(picture: Image.Image) -> Image.Image:
         return picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
     picture.thumbnail((LARGEST, LARGEST), Image.Resampling.BICUBIC)
     return picture
+
+
+def _short(places: list[str]) -> list[str]:
+    """Return the names of files, with their folders where names alone are not enough."""
+    names = [os.path.basename(place) for place in places]
+    if len(set(names)) == len(names):
+        return names
+    whole = [os.path.abspath(place) for place in places]
+    return [os.path.relpath(place, os.path.commonpath(whole)) for place in whole]
 
 
 def _label(source: Source, index: int) -> str | None:

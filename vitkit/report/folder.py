@@ -45,14 +45,16 @@ class Run:
 
     @property
     def finals(self) -> dict[str, float]:
-        """The last value of each evaluated metric; without any, those of training."""
-        if not self.evaluations:
-            last = self.training[-1]
-            return {f"train/{key}": last[key] for key in ("accuracy", "loss") if key in last}
-        return {
+        """The last value of each evaluated metric, and the last loss of training; without evaluations its accuracy too."""
+        evaluated = {
             key: [line[key] for line in self.evaluations if key in line][-1]
             for key in sorted(self.metrics, key=lambda key: key.split("/", 1)[1])
         }
+        last, wanted = (
+            self.training[-1] if self.training else {},
+            ("loss",) if evaluated else ("accuracy", "loss"),
+        )
+        return evaluated | {f"train/{key}": last[key] for key in wanted if key in last}
 
     @property
     def best(self) -> dict[str, Any] | None:

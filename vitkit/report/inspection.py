@@ -82,6 +82,8 @@ def inspect_model(
     if announce:
         for line in notes:
             announce(line)
+    if source is None and target is not None:
+        raise InputError(f"the target {target!r} is asked for in photos: give some, or leave it out")
     if source is None:
         found = examine_weights(predictor)
     else:
@@ -98,7 +100,7 @@ def inspect_model(
     if found.distances is not None:
         contents[DISTANCES] = distance_table(found.distances.values).encode()
     text = _page(os.fspath(model), predictor, found, options, accuracy)
-    result = _result(_name(os.fspath(model), predictor), predictor, found, accuracy)
+    result = _result(predictor.name, predictor, found, accuracy)
     result |= {
         "model": os.fspath(model),
         "html": str(folder / PAGE),
@@ -130,14 +132,6 @@ def _earlier_files(folder: Path, force: bool) -> list[Path]:
 def _drawings(found: Findings) -> list[Drawing]:
     photos = (drawing for photo in found.photos for drawing in (*photo.tiles, *photo.sheets))
     return [*found.drawings.values(), *photos]
-
-
-def _name(model: str, predictor: Predictor) -> str:
-    """Return what to call a model: its own name where it has one, else its run's."""
-    path = Path(model.removesuffix("@last"))
-    if predictor.name not in ("model", "model-last"):
-        return predictor.name
-    return (path.parent if path.name == predictor.name else path).resolve().name
 
 
 def _result(
@@ -178,7 +172,7 @@ def _page(
 ) -> str:
     about = "What the model has learned" if model == predictor.name else f"What {model} has learned"
     return page(
-        _name(model, predictor),
+        predictor.name,
         *_alerts(found, predictor),
         _facts(predictor, accuracy),
         *weight_sections(found),

@@ -90,11 +90,15 @@ class Parts:
 def build(config: TrainConfig, world: World) -> Parts:
     """Return all parts of a run, the same on every process."""
     is_labelled = config.objective.name == "supervised"
+    _check_family(config)  # before data is asked for
     source = open_data(config.data.train, default="train", labelled=is_labelled)
     periods = resolve_periods(config, len(source))
     pipeline = parse_pipeline(config.data.pipeline)
     class_names = source.class_names if is_labelled else ()
     model, preprocessing, notes = build_model(config, class_names)
+    if pipeline.mix and not is_labelled:
+        pipeline = dataclasses.replace(pipeline, mix=())
+        notes += (f"images are not mixed: {config.objective.name} learns from them as they are",)
     check_size(pipeline, source, model)
     measured = _open_measured(config, source)
     model.activation_checkpointing = config.activation_checkpointing
@@ -147,6 +151,12 @@ def build(config: TrainConfig, world: World) -> Parts:
     )
 
 
+def _check_family(config: TrainConfig) -> None:
+    """Refuse an objective that an untrained model's family isn't made for; a trained one is asked once it is loaded."""
+    if config.objective.name != "supervised" and find_source(config.model["name"]).path is None:
+        check_vit(model_config(config.model["name"]), config.objective.name)
+
+
 def _measured_as(source: Source, measured: Source | None) -> str:
     """Return how metrics name what is measured on: its split, or dev for a part of the one that is learned from."""
     if measured is None:
@@ -194,10 +204,8 @@ def build_model(
     if not isinstance(new_head, bool):
         raise InputError(f"new_head in model is {new_head!r}; expected true or false")
     torch.manual_seed(config.seed)
+    _check_family(config)  # before another family reads the settings of a recipe's model
     if find_source(name).path is None:
-        if config.objective.name != "supervised":
-            # Before another family reads the settings of a recipe's model.
-            check_vit(model_config(name), config.objective.name)
         sized = {} if size is None else {"image_size": size}
         wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
         return build_module(wanted), given_preprocessing(config, default_preprocessing(wanted)), ()

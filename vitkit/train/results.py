@@ -147,11 +147,10 @@ class Results:
         self._begin_line(done)
 
     def finish(self, is_done: bool) -> None:
-        """Write the last models and the run's status."""
-        if is_done:
-            if self.config.select == "last" or not isinstance(self.parts.evaluator, Classification):
-                self.write_model("model", averaged=self.parts.average is not None)
-            self.write_model("model-last", averaged=False)
+        """Write the weights as they are now, of a stopped run too, and the run's status."""
+        if self.config.select == "last" or not isinstance(self.parts.evaluator, Classification):
+            self.write_model("model", averaged=self.parts.average is not None)
+        self.write_model("model-last", averaged=False)
         if self.folder:
             status = "done" if is_done else "stopped"
             self.folder.update(status=status, step=self.done, seconds=self.seconds)

@@ -180,7 +180,7 @@ def read_model(
         notes.append(f"freshly initialised, not in {file.name}: {_names(missing)}")
     stated = stored is not None or path.is_dir() or public is not None
     return LoadedModel(
-        model, preprocessing, class_names, find_name(config) or path.stem, tuple(notes), stated
+        model, preprocessing, class_names, find_name(config) or _own_name(path), tuple(notes), stated
     )
 
 
@@ -269,6 +269,9 @@ def _open(path: Path) -> tuple[Path, dict[str, Any] | None, Stored | None]:
         return path, None, _read_stored(read_json(note), note) if note.is_file() else None
     config = path / "config.json"
     if not config.is_file():
+        if (path / "run.json").is_file() and (path / "config.yaml").is_file():
+            last = f"; {path}@last has its weights as they are" if (path / "model-last").is_dir() else ""
+            raise InputError(f"{path} is a run without a model yet: `vit train {path}` goes on{last}")
         raise InputError(f"{path} is no model folder: it has no config.json")
     document = read_json(config)
     if "vitkit" in document:
@@ -328,6 +331,11 @@ def _existing(text: str) -> Path | None:
         return path if text and path.exists() else None
     except (OSError, RuntimeError, ValueError):
         return None
+
+
+def _own_name(path: Path) -> str:
+    """Return what to call a model without a name: its file or folder, or the run that the folder belongs to."""
+    return path.resolve().parent.name if path.name in ("model", "model-last") else path.stem
 
 
 def _model_folder(path: Path) -> Path:
