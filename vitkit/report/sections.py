@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vitkit.inspection.asking import in_short
+from vitkit.inspection.asking import in_short, reads_class_token
+from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.predictor import Prediction, Predictor
 from vitkit.report.findings import Findings, Photo, Rollout, grid_in_words
 from vitkit.report.page import Html, element, figure, fold, section, table
@@ -77,12 +78,16 @@ def _how_to_read(predictor: Predictor, options: Rollout) -> str:
     grid = grid_in_words(predictor)
     if not grid:
         return "What the model takes photos for."
+    config = predictor.model.config
+    assert isinstance(config, ViTConfig | CompactConfig)
+    whose = "of the class token" if reads_class_token(config) else "of all patches, their mean"
     discarded = f", the smallest {options.discard:.0%} discarded" if options.discard else ""
     return (
         f"Maps have {grid}. Bright is much, dark is little, on a scale of each map's own. The numbers beside its name are "
         "the shares of the whole at the dark and the bright end; a few patches may have more. "
         f"Rollout multiplies the attention of all layers, {options.fuse} of heads, residual {options.residual:g}{discarded}; "
-        "gradient rollout keeps what raises the logit of one class. Patches of one colour have similar tokens "
+        "gradient rollout keeps what raises the logit of one class. "
+        f"Layers and heads show the attention {whose}. Patches of one colour have similar tokens "
         "after the last layer, and a colour means the same in every photo here."
     )
 
