@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -107,6 +108,16 @@ def test_interrupt_is_130(vit, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("vitkit.catalog.models", interrupt)
     assert vit("models").status == 130
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line(vit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(*_: object, **__: object) -> None:
+        warnings.warn("left out a.png", stacklevel=1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitkit.catalog.models", warn)
+    assert vit("models").err == "warning: left out a.png\n"
 
 
 def test_a_bug_is_not_hidden(vit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -106,12 +107,19 @@ def vit(
     """Vision Transformers, whole."""
 
 
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Say it without the line of code that it comes from."""
+    note(f"warning: {message}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold what the terminal can't show
     try:
-        status = app(arguments, prog_name="vit", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            status = app(arguments, prog_name="vit", standalone_mode=False)
         sys.stdout.flush()
     except InputError as error:
         note(f"error: {error}")

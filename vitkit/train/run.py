@@ -139,7 +139,7 @@ def _train(
     finally:
         results.journal.close()
     if parts.loader.bad:
-        listener.note(f"{len(parts.loader.bad)} images could not be read and were left out:")
+        listener.note(f"{counted(len(parts.loader.bad), 'image')} could not be read, left out:")
         for where, reason in parts.loader.bad.items():
             listener.note(f"  {where}: {reason}")
     return summary(path, parts) if world.is_first else {}
