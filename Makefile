@@ -16,7 +16,7 @@ help:
 	@echo "make test-slow   run all tests that this machine can run"
 	@echo "make lint        check format, style and types"
 	@echo "make format      put files into the format"
-	@echo "make quickstart  pre-train, fine-tune and compare: four minutes on two cores"
+	@echo "make quickstart  pre-train, fine-tune and compare: three minutes on two cores"
 	@echo "make clean       remove .venv and caches"
 
 test: $(INSTALLED)

@@ -29,7 +29,7 @@ import yaml
 from vitkit.cli.following import Lines
 from vitkit.config import merge
 from vitkit.train import train
-from vitkit.train.run import device_name
+from vitkit.train.describe import device_name
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "selfsup.json"
 MODEL = {

@@ -189,7 +189,7 @@ def test_defaults_are_left_out_or_given() -> None:
         ({"flag": 1}, "flag in sample.yaml is 1; expected true or false"),
         ({"choice": "up"}, "choice in sample.yaml is 'up'; expected one of 'left', 'right'"),
         ({"choice": ["left"]}, "choice in sample.yaml is ['left']; expected one of 'left', 'right'"),
-        ({"maybe": "none"}, "maybe in sample.yaml is 'none'; expected a number or nothing"),
+        ({"maybe": "none"}, "maybe in sample.yaml is 'none'; expected a number or nothing (null)"),
         (
             {"size": (1, 2, 3)},
             "size in sample.yaml is (1, 2, 3); expected a whole number or a list of a whole number and a whole number",
@@ -313,7 +313,7 @@ def test_sections_there_and_back() -> None:
         ({"inner": {"rate": "x"}}, "rate in inner is 'x'; expected a number"),
         ({"inner": 3}, "inner in here is 3; expected a mapping of settings"),
         ({"inner": None}, "inner in here is None; expected a mapping of settings"),
-        ({"inner": {}, "other": 3}, "other in here is 3; expected a mapping of settings or nothing"),
+        ({"inner": {}, "other": 3}, "other in here is 3; expected a mapping of settings or nothing (null)"),
         ({"inner": {}, "free": {1: 2}}, "free in here is {1: 2}; expected a mapping of settings"),
         ({}, "missing setting 'inner' in here"),
     ],

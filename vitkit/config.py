@@ -147,7 +147,7 @@ def describe(hint: Any) -> str:
     if origin is dict or dataclasses.is_dataclass(hint):
         return "a mapping of settings"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return words.get(hint, "nothing" if hint is type(None) else str(hint))
+    return words.get(hint, "nothing (null)" if hint is type(None) else str(hint))
 
 
 def read_yaml(text: str, where: str) -> dict[str, Any]:

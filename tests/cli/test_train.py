@@ -209,11 +209,16 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from vitkit.cli.following import Bar
 
-    screen = io.StringIO()
-    bar = Bar(Console(file=screen, force_terminal=True, width=160))
-    TINY["run_tiny"](Path("runs/bar"), listener=bar)
-    bar.stop()
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert re.search(r"12/12 loss [0-9.]+, accuracy [0-9.]+%, lr .* images/s, \d+% waiting for data", shown)
+    def shown_at(width: int) -> str:
+        screen = io.StringIO()
+        bar = Bar(Console(file=screen, force_terminal=True, width=width))
+        TINY["run_tiny"](Path(f"runs/bar-{width}"), listener=bar)
+        bar.stop()
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+
+    shown = shown_at(160)
+    loss = r"12/12, 0:00 left  loss [0-9.]+, accuracy [0-9.]+%, lr "
+    assert re.search(rf"{loss}.* images/s, \d+% waiting for data", shown)
+    assert re.search(loss, shown_at(70))  # a narrow terminal cuts off the end
     assert re.search(r"^.*step 6: test/loss", shown, re.MULTILINE)
     assert "cost: 5,530 parameters" in shown

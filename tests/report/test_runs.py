@@ -91,6 +91,15 @@ def test_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert colours(result["png"]) > 10
 
 
+def test_a_run_without_metrics_is_left_out(tmp_path: Path) -> None:
+    whole, empty = write_run(tmp_path / "whole", FEW), write_run(tmp_path / "empty", [])
+    result = report([whole, empty], out=tmp_path / "out")
+    assert [run["name"] for run in result["runs"]] == ["whole"]
+    assert result["left_out"] == [f"{empty} has no metrics: wait for its first line"]
+    with pytest.raises(InputError, match="empty has no metrics"):
+        report([empty], out=tmp_path / "other")
+
+
 def test_settings_are_shown_as_the_run_has_them(tmp_path: Path) -> None:
     """In the words of config.yaml, save that letters beyond ASCII, which it escapes, can be read."""
     written = write_yaml(to_dict(resolve("cifar10_cct7")))

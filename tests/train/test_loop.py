@@ -69,7 +69,7 @@ def test_what_is_not_finite_stops_the_run_and_is_not_kept(every: str, tmp_path: 
         TINY["run_tiny"](run, *bad)
     message = str(error.value)
     assert re.fullmatch(
-        r"loss or gradient is not finite at step 2; the last checkpoint before it is kept\. Lower .*", message
+        r"loss or gradient is not finite at step 2; checkpoints from before it are kept\. Lower .*", message
     )
     record = read_record(run)
     assert (record["status"], record["message"]) == ("failed", message)

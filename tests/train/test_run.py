@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import types
@@ -10,8 +11,10 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitkit
 from vitkit.errors import InputError
@@ -198,6 +201,42 @@ def test_a_run_that_could_not_begin_removes_nothing_of_others(tmp_path: Path) ->
     with pytest.raises(InputError):
         TINY["run_tiny"](folder, "data.train=./nowhere")
     assert sorted(path.name for path in folder.iterdir()) == [".env", ".git"]
+
+
+def test_changed_data_is_no_longer_the_runs(tmp_path: Path) -> None:
+    """Classes are numbered by name: with another name, each output of the head would mean another class."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
+    for number, image in enumerate(pixels):
+        (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "photos" / "ab"[number % 2] / f"{number}.png")
+    settings = (
+        f"data={{train: {tmp_path}/photos:all, evaluate: null, pipeline: resize(8)}}", "model.channels=3",
+        "batch_size=4", "duration=4", "checkpoint_every=2",
+    )  # fmt: skip
+    run, stop = tmp_path / "run", {2: lambda: signal.raise_signal(signal.SIGTERM)}
+    TINY["run_tiny"](run, *settings, at=stop)
+    (tmp_path / "photos" / "a").rename(tmp_path / "photos" / "c")
+    with pytest.raises(InputError, match="not what .* began with: its classes have other names now"):
+        TINY["run_tiny"](run, *settings)
+    (tmp_path / "photos" / "c").rename(tmp_path / "photos" / "a")
+    assert TINY["run_tiny"](run, *settings)["status"] == "done"
+    (tmp_path / "photos" / "a" / "0.png").unlink()
+    with pytest.raises(InputError, match="8 images of 2 classes then, 7 images of 2 classes now"):
+        TINY["run_tiny"](run, *settings)
+    (tmp_path / "photos").rename(tmp_path / "away")
+    with pytest.raises(InputError, match="no such"):
+        TINY["run_tiny"](run, *settings)
+    assert read_record(run)["status"] == "done"
+
+
+def test_a_run_says_which_model_it_is_and_what_may_surprise(tmp_path: Path) -> None:
+    listener = TINY["Listener"]()
+    changes = ("model.patch=3", "average=0.999", "duration=2", "data.pipeline=flip")
+    TINY["run_tiny"](tmp_path / "run", *changes, listener=listener)
+    said = "\n".join(listener.notes)
+    assert re.search(r"^Ti/16 \(.*patch 3.*\) on digits", said, re.MULTILINE)
+    assert "the average of weights reaches back about 1,000 steps, the run has 2: it will lag behind" in said
+    assert re.search(r"patches of 3 cover 6x6 of the 8x8 pixels: the rest is not read", said)
 
 
 def test_each_run_is_one_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_a_new_folder_has_settings_and_every_field(tmp_path: Path) -> None:
         assert (
             list(fields(folder.path))
             == (
-                "name status step steps command started updated seconds environment micro_batch best cost message"
+                "name status step steps command started updated seconds environment micro_batch data best cost message"
             ).split()
         )
         assert (folder.record["name"], folder.record["status"]) == ("one", "running")

@@ -60,15 +60,19 @@ class Bar(Lines):
     """A bar with the newest numbers beside it; measurements stay above it."""
 
     def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, ProgressColumn, Task
+        from rich.table import Column
+        from rich.text import Text
+
+        class Numbers(ProgressColumn):
+            """All numbers as one text, of which a narrow terminal cuts off the end."""
+
+            def render(self, task: Task) -> Text:
+                left = "-:--" if task.time_remaining is None else clock(task.time_remaining)
+                return Text(f"{task.completed:,.0f}/{task.total or 0:,.0f}, {left} left  {task.description}")
 
         super().__init__()
-        columns = (
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}", markup=False),
-            TimeRemainingColumn(),
-        )
+        columns = (BarColumn(20), Numbers(Column(no_wrap=True, overflow="ellipsis")))
         self.bar = Progress(*columns, console=console, transient=True)
         self.task: Any = None
 

@@ -31,12 +31,14 @@ def report(
     mistakes where they were measured, filters and positions of the model.
     Several runs, or the seeds of a fine-tuning, are drawn together, with what differs in their configs.
     """
-    from vitkit.cli.output import print_json
+    from vitkit.cli.output import note, print_json
     from vitkit.cli.progress import progress_bar
     from vitkit.report.runs import report as run
 
     with progress_bar("inspecting") if inspect else nullcontext() as progress:
         result = run(runs, out=out, inspect=inspect, device=device, force=force, progress=progress)
+    for line in result["left_out"]:
+        note(f"left out: {line}")
     if json:
         print_json(result)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -55,7 +56,7 @@ def print_result(result: dict[str, Any]) -> None:
     """Print the summary table of a run, and what to do next."""
     from vitkit.cli.output import note, print_table
 
-    metrics, best = result["metrics"], result["best"]
+    metrics, best, run = result["metrics"], result["best"], shlex.quote(result["run"])
     rows = [["steps", f"{result['step']:,} of {result['steps']:,}"]]
     rows += [
         [name, "not finite" if value is None else f"{value:.4g}"]
@@ -73,13 +74,13 @@ def print_result(result: dict[str, Any]) -> None:
     rows.append(["training time", f"{result['seconds']:,.0f} s"])
     print_table(f"{result['run']}: {result['status']}", ["", "value"], rows, right=["value"])
     if result["status"] == "stopped":
-        note(f"stopped; go on with: vit train {result['run']}")
+        note(f"stopped; go on with: vit train {run}")
     elif result["model"] and not result["classes"]:
         pool = " model.pool=mean" if result["pool"] == "none" else ""  # a head needs one
-        start = f"vit finetune {result['run']} DATA{pool}"
+        start = f"vit finetune {run} DATA{pool}"
         note(f"model: {result['model']}; it has no head, and is a start: {start}")
     elif result["model"]:
-        note(f"model: {result['model']}; use it with: vit predict {result['run']} IMAGES")
+        note(f"model: {result['model']}; use it with: vit predict {run} IMAGES")
 
 
 def _print_settings(document: dict[str, Any]) -> None:

@@ -77,6 +77,10 @@ class Run:
         return read_object(self.home / EVALUATION / RESULTS)
 
 
+class NoMetrics(InputError):
+    """A run that has nothing to draw yet, or never will."""
+
+
 def read_runs(path: Path) -> list[Run]:
     """Read the run in a folder, or those of a fine-tuning, one for each seed that has begun."""
     if not (path / FINETUNE).is_file():
@@ -90,7 +94,7 @@ def read_runs(path: Path) -> list[Run]:
             f"reached is in {path / EVALUATION}, and vit inspect shows its model"
         )
     if not runs:
-        raise InputError(f"{path} is a fine-tuning whose runs have no metrics: wait for their first line")
+        raise NoMetrics(f"{path} is a fine-tuning whose runs have no metrics: wait for their first line")
     name = path.resolve().name
     if is_done:  # its model and evaluation are the first seed's
         runs[0] = replace(runs[0], home=path)
@@ -114,7 +118,7 @@ def read_run(path: Path) -> Run:
             if state.get("status") == "failed"
             else "wait for its first line"
         )
-        raise InputError(f"{path} has no metrics: {failed}")
+        raise NoMetrics(f"{path} has no metrics: {failed}")
     name = str(state.get("name") or path.resolve().name)
     return Run(path, name, state, config, training, evaluations, path)
 

@@ -17,7 +17,7 @@ from vitkit import __version__
 from vitkit.errors import InputError
 from vitkit.report import curves, numbers
 from vitkit.report.files import write_file
-from vitkit.report.folder import Run, finite, flatten, mapping, read_runs, text
+from vitkit.report.folder import NoMetrics, Run, finite, flatten, mapping, read_runs, text
 from vitkit.report.page import Html, element, facts, fold, join, page, section, table
 from vitkit.report.results import finetuning_sections, result_sections, results_in_short
 
@@ -53,7 +53,8 @@ def report(
             raise InputError(f"{path} was given twice; name each run once")
     if len(paths) > curves.MOST_RUNS:
         raise _too_many(len(paths))
-    found = _with_own_names([run for path in paths for run in read_runs(path)])
+    runs_there, left_out = _read_all(paths)
+    found = _with_own_names(runs_there)
     if len(found) > curves.MOST_RUNS:
         raise _too_many(len(found))
     folder = (
@@ -74,7 +75,26 @@ def report(
     contents = (_page(found, inside).encode("utf-8", "backslashreplace"), curves.png(found))
     for target, content in zip(targets, contents, strict=True):
         write_file(target, content)
-    return {"html": str(targets[0]), "png": str(targets[1]), "runs": [summary(run) for run in found]}
+    return {
+        "html": str(targets[0]),
+        "png": str(targets[1]),
+        "runs": [summary(run) for run in found],
+        "left_out": left_out,
+    }
+
+
+def _read_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Return all runs, and why those of some folders are left out; one folder at least must have some."""
+    found: list[Run] = []
+    left_out: list[NoMetrics] = []
+    for path in paths:
+        try:
+            found += read_runs(path)
+        except NoMetrics as error:
+            left_out.append(error)
+    if not found:
+        raise left_out[0]
+    return found, list(map(str, left_out))
 
 
 def _too_many(count: int) -> InputError:

@@ -84,7 +84,7 @@ def require_finite(totals: Totals) -> None:
     """Stop a run whose loss or gradient is no longer a number, before such weights are kept anywhere."""
     if (step := totals.bad_step()) is not None:
         raise InputError(
-            f"loss or gradient is not finite at step {step}; the last checkpoint before it is kept. "
+            f"loss or gradient is not finite at step {step}; checkpoints from before it are kept. "
             "Lower optimizer.learning_rate, set optimizer.clip_norm=1, or lengthen schedule.warmup"
         )
 
@@ -105,3 +105,4 @@ def save(config: TrainConfig, parts: Parts, totals: Totals, results: Results, do
     state = {"step": done, "seconds": results.seconds}
     folder = results.path / "checkpoints"
     checkpoints.save(folder, done, state_tensors(parts, totals), state, config.keep_checkpoints)
+    results.saved(done)

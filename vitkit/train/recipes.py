@@ -12,6 +12,7 @@ import vitkit
 from vitkit.config import from_dict, merge, read_yaml, type_hints
 from vitkit.errors import InputError, did_you_mean
 from vitkit.train.config import TrainConfig
+from vitkit.train.runs import CONFIG, ROOT
 
 # Other words for settings.
 WORDS = {
@@ -58,6 +59,10 @@ def find(recipe: str | Path) -> Path:
         return names[str(recipe)]
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise InputError(f"no such recipe file: {recipe}")
+    if Path(ROOT, recipe, CONFIG).is_file():
+        raise InputError(
+            f"{str(recipe)!r} is a run, no recipe: `vit train {Path(ROOT, recipe)}` goes on with it"
+        )
     hint = did_you_mean(str(recipe), names) or ";"
     raise InputError(f"unknown recipe {str(recipe)!r}{hint} `vit recipes` lists them all")
 

@@ -146,6 +146,11 @@ class Results:
         self.journal.write({**line, "seconds": self.seconds})
         self._begin_line(done)
 
+    def saved(self, done: int) -> None:
+        """Say how far a checkpoint reaches."""
+        if self.folder:
+            self.folder.update(step=done, seconds=self.seconds)
+
     def finish(self, is_done: bool) -> None:
         """Write the weights as they are now, of a stopped run too, and the run's status."""
         if self.config.select == "last" or not isinstance(self.parts.evaluator, Classification):

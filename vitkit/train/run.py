@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 import os
 import platform
 import shlex
@@ -23,6 +25,7 @@ from vitkit.train import microbatch
 from vitkit.train.build import Parts, build, compute_dtype
 from vitkit.train.checkpoints import on_first_rank
 from vitkit.train.config import TrainConfig
+from vitkit.train.describe import describe, device_name
 from vitkit.train.estimate import estimate
 from vitkit.train.log import Listener, Silent
 from vitkit.train.loop import fit
@@ -95,7 +98,7 @@ def train_config(
         except BaseException as error:
             if folder and folder.is_new and not folder.record["steps"]:
                 folder.withdraw()  # nothing was trained: settings were wrong
-            elif folder:
+            elif folder and folder.record["status"] != "done":
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 with suppress(InputError):  # a full disk, say: what is told is the error itself
                     folder.update(status=status, message=str(error).split("\n")[0])
@@ -112,11 +115,13 @@ def _train(
     parts = build(config, world)
     if folder:
         folder.clear()  # not before the new run can be built
-    world.barrier()
+    on_first_rank(lambda: folder.check_data(identity(parts)) if folder else None)
     images = parts.periods.total * config.batch_size
     cost = estimate(parts.objective, images, world.device, compute_dtype(config, world.device), world.ranks)
     faster = "a GPU" if world.device.type != "cuda" else "" if config.compile else "compile=true"
-    for line in (*parts.notes, *describe(config, parts, world), *cost.lines(config.duration, faster)):
+    for line in dict.fromkeys(
+        (*parts.notes, *describe(config, parts, world), *cost.lines(config.duration, faster))
+    ):
         listener.note(line)
     micro_batch = choose_micro_batch(config, parts, folder, world)
     if micro_batch is None:
@@ -155,15 +160,10 @@ def run_path(config: TrainConfig, run: str | None) -> Path:
     return Path(ROOT, run_name(config.name, to_dict(config))) if run is None else named_path(run)
 
 
-def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
-    """Say what will be trained on what."""
-    per_process = f" ({parts.loader.count} on each of {world.ranks} processes)" if world.ranks > 1 else ""
-    return [
-        f"{config.model['name']} on {config.data.train}: {counted(len(parts.source), 'image')}"
-        + (f", {counted(len(parts.class_names), 'class')}" if parts.class_names else ""),
-        f"{counted(parts.periods.total, 'step')} of {config.batch_size:,} images{per_process}, "
-        f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {device_name(world.device)}",
-    ]
+def identity(parts: Parts) -> dict[str, Any]:
+    """Return what tells a run's training data from another's: how many images, and which classes."""
+    names = hashlib.sha256(json.dumps(parts.class_names).encode()).hexdigest()[:16]
+    return {"images": len(parts.source), "classes": len(parts.class_names), "class_names": names}
 
 
 def choose_micro_batch(
@@ -212,12 +212,6 @@ def environment(world: World) -> dict[str, Any]:
         "processes": world.ranks,
         "threads": torch.get_num_threads(),
     }
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return counted(torch.get_num_threads(), "CPU thread") if device.type == "cpu" else device.type
 
 
 def summary(path: Path, parts: Parts) -> dict[str, Any]:

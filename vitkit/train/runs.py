@@ -109,6 +109,21 @@ class RunFolder:
             with suppress(OSError):
                 self.path.rmdir()
 
+    def check_data(self, data: Mapping[str, Any]) -> None:
+        """Refuse to go on with other images or classes than the run began with."""
+        known = self.record["data"]
+        if not known or known == data:
+            self.update(data=dict(data))
+            return
+        if known["images"] != data["images"] or known["classes"] != data["classes"]:
+            then, now = (f"{one['images']:,} images of {one['classes']:,} classes" for one in (known, data))
+            what = f"{then} then, {now} now"
+        else:
+            what = "its classes have other names now"
+        raise InputError(
+            f"the data is not what {self.path} began with: {what}; put it back, name another run, or begin anew with --force"
+        )
+
     def update(self, **fields: Any) -> None:
         """Set fields of run.json; an earlier run's stays until it is cleared."""
         assert fields.keys() <= self.record.keys(), f"run.json has no {fields.keys() - self.record.keys()}"
@@ -319,6 +334,7 @@ def _new_record(name: str) -> dict[str, Any]:
         "seconds": 0.0,
         "environment": {},
         "micro_batch": None,
+        "data": {},
         "best": None,
         "cost": {},
         "message": "",
