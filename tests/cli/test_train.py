@@ -222,3 +222,11 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(loss, shown_at(70))  # a narrow terminal cuts off the end
     assert re.search(r"^.*step 6: test/loss", shown, re.MULTILINE)
     assert "cost: 5,530 parameters" in shown
+
+
+def test_recipes_by_pattern(vit: Vit) -> None:
+    answer = vit("recipes", "cifar*", "--json")
+    assert [row["name"] for row in json.loads(answer.out)] == ["cifar100_cct7", "cifar10_cct7"]
+    assert vit("recipes", "cifr10_cct7").err.startswith(
+        "error: no recipe matches 'cifr10_cct7'; did you mean 'cifar10_cct7'"
+    )

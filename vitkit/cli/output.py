@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Sequence
+from typing import Literal
 
 
 def print_json(value: object) -> None:
@@ -31,9 +32,11 @@ def print_table(
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD)
-    for column in columns:
-        # A name must be whole to be copied: a narrow terminal folds cells, nothing ends in dots.
-        table.add_column(Text(column), justify="right" if column in right else "left", overflow="fold")
+    for place, column in enumerate(columns):
+        # A name must be whole to be copied: a narrow terminal folds cells, nothing ends in dots; first names last.
+        name = max((len(row[0]) for row in rows), default=0) if place == 0 and len(columns) > 2 else 0
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(Text(column), justify=justify, overflow="fold", min_width=min(name, 24))
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(markup=False, highlight=False, emoji=False)

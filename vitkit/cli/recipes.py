@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 
-def recipes(json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
-    """List the recipes that `vit train` knows, with their published result."""
+def recipes(
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A name or a quoted pattern.")] = "*",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the recipes that `vit train` knows, with their published result: vit recipes 'cifar*'"""
     from vitkit.cli.output import print_json, print_table
     from vitkit.train.recipes import list_recipes
 
-    found = list_recipes()
+    found = list_recipes(pattern)
     if json:
         print_json(found)
         return

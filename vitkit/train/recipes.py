@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,9 +68,13 @@ def find(recipe: str | Path) -> Path:
     raise InputError(f"unknown recipe {str(recipe)!r}{hint} `vit recipes` lists them all")
 
 
-def list_recipes() -> list[dict[str, Any]]:
-    """Return every recipe with what its head says of it."""
-    return [{"name": path.stem, **head(_text(path))} for path in sorted(FOLDER.glob("*.yaml"))]
+def list_recipes(pattern: str = "*") -> list[dict[str, Any]]:
+    """Return the recipes whose names match, each with what its head says of it."""
+    paths = [path for path in sorted(FOLDER.glob("*.yaml")) if fnmatch.fnmatchcase(path.stem, pattern)]
+    if not paths:
+        hint = did_you_mean(pattern, (path.stem for path in FOLDER.glob("*.yaml"))) or ";"
+        raise InputError(f"no recipe matches {pattern!r}{hint} `vit recipes` lists them all")
+    return [{"name": path.stem, **head(_text(path))} for path in paths]
 
 
 def head(text: str) -> dict[str, str]:
