@@ -322,6 +322,10 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, photos: Path) -> N
         ({"images": "digist:test"}, "unknown data source 'digist'; did you mean 'digits'?"),
         ({"images": []}, "no images to inspect: give one at least"),
         (
+            {"images": ["digits:test", "photo.jpg"]},
+            "digits:test is data, and data is inspected alone: leave out the others, or give files",
+        ),
+        (
             {"images": None, "target": "kind 1"},
             "the target 'kind 1' is asked for in photos: give some, or leave it out",
         ),

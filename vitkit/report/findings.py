@@ -126,6 +126,11 @@ def open_images(images: Images) -> Source:
     if len(given) == 1 and _is_data(os.fspath(given[0])):
         is_there = os.path.exists(os.path.expanduser(given[0]))
         return open_data(Path(given[0]) if is_there else given[0], default="measure")
+    for text in (os.fspath(path) for path in given):
+        if ":" in text and not os.path.exists(os.path.expanduser(text)) and _is_data(text):
+            raise InputError(
+                f"{text} is data, and data is inspected alone: leave out the others, or give files"
+            )
     paths = [str(path) for path in find_images([os.path.expanduser(path) for path in given])]
     return Files("photos", "all", ("",), np.zeros(len(paths), np.int64), paths)
 
