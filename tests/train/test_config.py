@@ -47,14 +47,6 @@ def recipe(tmp_path: Path) -> Path:
         ("keep_checkpoints=0", "keep_checkpoints must be at least 1, not 0"),
         ("average=1", "average must be above 0 and below 1, not 1.0"),
         ("data.group=0", "group must be at least 1, not 0"),
-        (
-            "frozen.shots=5",
-            "frozen.shots is read by no evaluator: set frozen.evaluators=[fewshot], or leave it out",
-        ),
-        (
-            "frozen={evaluators: [fewshot], neighbours: 5}",
-            "frozen.neighbours is read by no evaluator: set frozen.evaluators=[knn], or leave it out",
-        ),
         ("model.name=null", "model needs a name, as in model.name=B/16"),
         ("optimizer=adam", "optimizer in the config is 'adam'; expected a mapping of settings"),
         ("seed.x=1", None),

@@ -434,10 +434,13 @@ def _sized(picture: Image.Image) -> Image.Image:
 def _short(places: list[str]) -> list[str]:
     """Return the names of files, with their folders where names alone are not enough."""
     names = [os.path.basename(place) for place in places]
-    if len(set(names)) == len(names):
+    if len(set(names)) == len(set(places)):
         return names
-    whole = [os.path.abspath(place) for place in places]
-    return [os.path.relpath(place, os.path.commonpath(whole)) for place in whole]
+    try:
+        top = os.path.commonpath([os.path.dirname(os.path.abspath(place)) for place in places])
+        return [os.path.relpath(place, top) for place in places]
+    except ValueError:  # on several drives
+        return places
 
 
 def _label(source: Source, index: int) -> str | None:

@@ -50,11 +50,11 @@ class Run:
             key: [line[key] for line in self.evaluations if key in line][-1]
             for key in sorted(self.metrics, key=lambda key: key.split("/", 1)[1])
         }
-        last, wanted = (
-            self.training[-1] if self.training else {},
-            ("loss",) if evaluated else ("accuracy", "loss"),
-        )
-        return evaluated | {f"train/{key}": last[key] for key in wanted if key in last}
+        last = self.training[-1] if self.training else {}
+        for key in ("loss",) if evaluated else ("accuracy", "loss"):
+            if key in last:
+                evaluated.setdefault(f"train/{key}", last[key])
+        return evaluated
 
     @property
     def best(self) -> dict[str, Any] | None:

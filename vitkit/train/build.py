@@ -145,7 +145,7 @@ def build(config: TrainConfig, world: World) -> Parts:
         None if config.average is None else Average(model, config.average),
         loader,
         evaluator,
-        _measured_as(source, measured),
+        "" if measured is None else "dev" if measured.split == source.split else measured.split,
         build_frozen(config, preprocessing, world, min(micro, loader.count, EVALUATION_BATCH)),
         (*source.notes, *notes, *(measured.notes if measured else ())),
     )
@@ -155,13 +155,6 @@ def _check_family(config: TrainConfig) -> None:
     """Refuse an objective that an untrained model's family isn't made for; a trained one is asked once it is loaded."""
     if config.objective.name != "supervised" and find_source(config.model["name"]).path is None:
         check_vit(model_config(config.model["name"]), config.objective.name)
-
-
-def _measured_as(source: Source, measured: Source | None) -> str:
-    """Return how metrics name what is measured on: its split, or dev for a part of the one that is learned from."""
-    if measured is None:
-        return ""
-    return "dev" if (measured.name, measured.split) == (source.name, source.split) else measured.split
 
 
 def resolve_periods(config: TrainConfig, num_images: int) -> Periods:

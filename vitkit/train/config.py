@@ -78,16 +78,6 @@ class FrozenConfig:
     every: Duration = "20%"
     "Steps between such measurements; the end is always measured."
 
-    def __post_init__(self) -> None:
-        asked = self.evaluators
-        needs = {"shots": "fewshot" in asked, "neighbours": "knn" in asked, "data": asked, "every": asked}
-        for name, is_read in needs.items():
-            if not is_read and getattr(self, name) != getattr(FrozenConfig, name):
-                wanted = {"shots": "fewshot", "neighbours": "knn"}.get(name, "fewshot,probe,knn")
-                raise InputError(
-                    f"frozen.{name} is read by no evaluator: set frozen.evaluators=[{wanted}], or leave it out"
-                )
-
 
 @dataclass(frozen=True)
 class TrainConfig:

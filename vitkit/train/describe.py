@@ -11,7 +11,7 @@ from vitkit.data.splits import counted
 from vitkit.models.configs import HybridConfig, ViTConfig
 from vitkit.models.names import model_config
 from vitkit.train.build import Parts
-from vitkit.train.config import TrainConfig
+from vitkit.train.config import FrozenConfig, TrainConfig
 from vitkit.weights.load import find_source
 from vitkit.world import World
 
@@ -53,6 +53,11 @@ def _surprises(config: TrainConfig, parts: Parts) -> Iterator[str]:
             f"the average of weights reaches back about {span:,} steps, the run has {parts.periods.total:,}: "
             "it will lag behind; a smaller one, such as average=0.99, follows sooner"
         )
+    readers = {"shots": {"fewshot"}, "neighbours": {"knn"}, "data": {"fewshot", "probe", "knn"}}
+    for name, evaluators in readers.items():
+        is_changed = getattr(config.frozen, name) != getattr(FrozenConfig, name)
+        if is_changed and not evaluators & set(config.frozen.evaluators):
+            yield f"frozen.{name} is read by {' and '.join(sorted(evaluators))}, which frozen.evaluators doesn't ask for"
     model = parts.model.config
     if isinstance(model, ViTConfig) and not isinstance(model, HybridConfig):
         (height, width), (rows, columns) = model.size, model.grid

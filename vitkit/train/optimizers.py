@@ -256,7 +256,8 @@ class AdamW(MomentumOptimizer):
         stored = [local(state["momentum_buffer"]) for state in states]
         moments = [buffer.float() for buffer in stored]
         torch._foreach_lerp_(moments, gradients, 1.0 - beta1)
-        torch._foreach_copy_(stored, moments)
+        if group["momentum_dtype"] != "float32":
+            torch._foreach_copy_(stored, moments)
         squares = [local(state["square"]) for state in states]
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, gradients, gradients, 1.0 - beta2)

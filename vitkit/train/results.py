@@ -153,12 +153,13 @@ class Results:
 
     def finish(self, is_done: bool) -> None:
         """Write the weights as they are now, of a stopped run too, and the run's status."""
+        if self.folder and not is_done:  # who stopped it may not wait for long
+            self.folder.update(status="stopped", step=self.done, seconds=self.seconds)
         if self.config.select == "last" or not isinstance(self.parts.evaluator, Classification):
             self.write_model("model", averaged=self.parts.average is not None)
         self.write_model("model-last", averaged=False)
-        if self.folder:
-            status = "done" if is_done else "stopped"
-            self.folder.update(status=status, step=self.done, seconds=self.seconds)
+        if self.folder and is_done:
+            self.folder.update(status="done", step=self.done, seconds=self.seconds)
         self.listener.stop()
 
     def write_model(self, name: str, averaged: bool) -> None:

@@ -113,9 +113,13 @@ def _train(
     config: TrainConfig, path: Path, folder: RunFolder | None, world: World, listener: Listener
 ) -> dict[str, Any]:
     parts = build(config, world)
-    if folder:
-        folder.clear()  # not before the new run can be built
-    on_first_rank(lambda: folder.check_data(identity(parts)) if folder else None)
+
+    def take_folder() -> None:
+        if folder:
+            folder.clear()  # not before the new run can be built
+            folder.check_data(identity(parts))
+
+    on_first_rank(take_folder)
     images = parts.periods.total * config.batch_size
     cost = estimate(parts.objective, images, world.device, compute_dtype(config, world.device), world.ranks)
     faster = "a GPU" if world.device.type != "cuda" else "" if config.compile else "compile=true"

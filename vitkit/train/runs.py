@@ -103,10 +103,11 @@ class RunFolder:
 
     def withdraw(self) -> None:
         """Take back a run that never began; a folder that was there before keeps all that it held."""
-        for name in (CONFIG, RECORD, LOCK):
-            (self.path / name).unlink(missing_ok=True)
-        if self._is_made:
-            with suppress(OSError):
+        self.close()
+        with suppress(OSError):  # what is told is why it didn't begin
+            for name in (CONFIG, RECORD, LOCK):
+                (self.path / name).unlink(missing_ok=True)
+            if self._is_made:
                 self.path.rmdir()
 
     def check_data(self, data: Mapping[str, Any]) -> None:

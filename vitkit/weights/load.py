@@ -335,7 +335,12 @@ def _existing(text: str) -> Path | None:
 
 def _own_name(path: Path) -> str:
     """Return what to call a model without a name: its file or folder, or the run that the folder belongs to."""
-    return path.resolve().parent.name if path.name in ("model", "model-last") else path.stem
+    if path.name not in ("model", "model-last"):
+        return path.stem
+    run = path.resolve().parent
+    return (
+        f"{run.parent.parent.name} {run.parent.name}" if run.name == "run" else run.name
+    )  # as in photos/seed-0/run
 
 
 def _model_folder(path: Path) -> Path:
