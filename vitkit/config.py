@@ -69,7 +69,7 @@ def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], wh
     checked = {}
     for name, value in settings.items():
         if name not in names:
-            hint = did_you_mean(name, names) or f"; there are {', '.join(names)}"
+            hint = did_you_mean(str(name), names) or f"; there are {', '.join(names)}"
             raise InputError(f"unknown setting {name!r} in {where}{hint}")
         try:
             if (section := _section(hints[name])) and isinstance(value, Mapping):

@@ -15,7 +15,7 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     by_lower: dict[str, str] = {}
     for option in options:
         by_lower.setdefault(option.lower(), option)
-    near = difflib.get_close_matches(str(word).lower(), by_lower, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
     if not near:
         return ""
     return f"; did you mean {' or '.join(repr(by_lower[name]) for name in near)}?"

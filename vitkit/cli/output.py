@@ -32,11 +32,11 @@ def print_table(
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD)
+    names = min(24, max((len(row[0]) for row in rows), default=0))
     for place, column in enumerate(columns):
-        # A name must be whole to be copied: a narrow terminal folds cells, nothing ends in dots; first names last.
-        name = max((len(row[0]) for row in rows), default=0) if place == 0 and len(columns) > 2 else 0
+        # A name must be whole to be copied: a narrow terminal folds cells, the first column last; nothing ends in dots.
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(Text(column), justify=justify, overflow="fold", min_width=min(name, 24))
+        table.add_column(Text(column), justify=justify, overflow="fold", min_width=0 if place else names)
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(markup=False, highlight=False, emoji=False)

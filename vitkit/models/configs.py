@@ -164,6 +164,11 @@ class ViTConfig(ModelConfig):
         return self.size[0] // self.stride, self.size[1] // self.stride
 
     @property
+    def covered(self) -> tuple[int, int]:
+        """Height and width in pixels that patches cover, from the upper left corner on."""
+        return min(self.size[0], self.grid[0] * self.stride), min(self.size[1], self.grid[1] * self.stride)
+
+    @property
     def num_patches(self) -> int:
         return self.grid[0] * self.grid[1]
 

@@ -379,21 +379,22 @@ def _tiles(
 
 
 def _read(prepared: Tensor, predictor: Predictor) -> Tensor:
-    """Return the pixels (channels, height, width) that patches cover; the rest of an image no patch reads."""
-    config = predictor.model.config
-    if not isinstance(config, ViTConfig | CompactConfig):
-        return prepared
-    rows, columns = config.grid
-    return prepared[:, : rows * config.stride, : columns * config.stride]
+    """Return the pixels (channels, height, width) that the model reads."""
+    height, width = _covered(predictor)
+    return prepared[:, :height, :width]
 
 
 def _left_out(predictor: Predictor) -> str:
     """Say which pixels patches don't cover, '' where they cover all."""
-    height, width = predictor.model.config.size
-    seen = _read(torch.empty(1, height, width), predictor).shape[1:]
-    if seen == (height, width):
+    (height, width), (tall, wide) = predictor.model.config.size, _covered(predictor)
+    if (tall, wide) == (height, width):
         return ""
-    return f": {seen[1]} × {seen[0]} of {width} × {height} pixels, all that whole patches cover"
+    return f": {wide} × {tall} of {width} × {height} pixels, all that whole patches cover"
+
+
+def _covered(predictor: Predictor) -> tuple[int, int]:
+    config = predictor.model.config
+    return config.covered if isinstance(config, ViTConfig) else config.size
 
 
 def _sheets(name: str, picture: Image.Image, maps: dict[str, np.ndarray]) -> list[Drawing]:

@@ -41,7 +41,6 @@ from vitkit.train.graphs import Passes, Recorded, both_passes
 from vitkit.train.held_out import HeldOut
 from vitkit.train.optimizers import build_optimizer, freeze_parameters
 from vitkit.train.schedules import build_schedule
-from vitkit.weights.folder import in_words
 from vitkit.weights.load import find_source, load_model
 from vitkit.world import World
 
@@ -90,7 +89,7 @@ class Parts:
 def build(config: TrainConfig, world: World) -> Parts:
     """Return all parts of a run, the same on every process."""
     is_labelled = config.objective.name == "supervised"
-    _check_family(config)  # before data is asked for
+    check_family(config)  # before data is asked for and another family reads the settings of a recipe's model
     source = open_data(config.data.train, default="train", labelled=is_labelled)
     periods = resolve_periods(config, len(source))
     pipeline = parse_pipeline(config.data.pipeline)
@@ -151,7 +150,7 @@ def build(config: TrainConfig, world: World) -> Parts:
     )
 
 
-def _check_family(config: TrainConfig) -> None:
+def check_family(config: TrainConfig) -> None:
     """Refuse an objective that an untrained model's family isn't made for; a trained one is asked once it is loaded."""
     if config.objective.name != "supervised" and find_source(config.model["name"]).path is None:
         check_vit(model_config(config.model["name"]), config.objective.name)
@@ -197,16 +196,14 @@ def build_model(
     if not isinstance(new_head, bool):
         raise InputError(f"new_head in model is {new_head!r}; expected true or false")
     torch.manual_seed(config.seed)
-    _check_family(config)  # before another family reads the settings of a recipe's model
     if find_source(name).path is None:
         sized = {} if size is None else {"image_size": size}
         wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
         return build_module(wanted), given_preprocessing(config, default_preprocessing(wanted)), ()
     loaded = load_model(name, image_size=size)
     preprocessing = given_preprocessing(config, loaded.preprocessing)
-    # What a load says of preprocessing is said of what is taken here.
-    said = [note.replace(in_words(loaded.preprocessing), in_words(preprocessing)) for note in loaded.notes]
-    model, notes = _with_settings(loaded.model, settings, name), (f"starts from {name}", *said)
+    model = _with_settings(loaded.model, settings, name)
+    notes = (f"starts from {name}", *loaded.notes_with(preprocessing))
     if new_head or loaded.class_names != class_names:
         model.reset_head(len(class_names))
         notes += (f"the head is new, for {len(class_names)} classes",) if class_names else ()

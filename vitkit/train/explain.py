@@ -13,7 +13,7 @@ import torch
 from vitkit.config import from_dict, meanings
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig
-from vitkit.train.build import build_model
+from vitkit.train.build import build_model, check_family
 from vitkit.train.config import TrainConfig
 from vitkit.train.recipes import find, head, resolve
 from vitkit.train.runs import CONFIG, read_config
@@ -45,6 +45,7 @@ def _model(config: TrainConfig, notes: list[str]) -> ModelConfig | None:
             raise
         notes.append(f"model: the settings given alone, without those of its start: {error}")
         return None
+    check_family(config)
     # Only the data knows the number of classes.
     settings = {key: value for key, value in config.model.items() if key != "num_classes"}
     with torch.device("cpu" if is_trained else "meta"):  # an untrained model needs no numbers here

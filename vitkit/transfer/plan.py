@@ -34,7 +34,6 @@ from vitkit.transfer.protocols import (
     paper_settings,
     quick_settings,
 )
-from vitkit.weights.folder import in_words
 from vitkit.weights.load import LoadedModel, load_model
 
 MINUTES = 10.0
@@ -190,11 +189,10 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     periods = resolve_periods(config, len(source))
     build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
     sized = replace(loaded.preprocessing, image_size=(size, size))
-    told = in_words(loaded.preprocessing), in_words(given_preprocessing(config, sized))
     lines = [
         *source.notes,
         *measured.notes,
-        *(note.replace(*told) for note in loaded.notes),
+        *loaded.notes_with(given_preprocessing(config, sized)),
         *unlearned(source, measured, test),
         *unmeasured(measured, test),
     ]

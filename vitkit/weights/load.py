@@ -55,6 +55,11 @@ class LoadedModel:
     states_preprocessing: bool = True
     "Whether the source states its preprocessing."
 
+    def notes_with(self, preprocessing: Preprocessing) -> tuple[str, ...]:
+        """Return the notes, where the model is used with another preprocessing."""
+        own, taken = in_words(self.preprocessing), in_words(preprocessing)
+        return tuple(note.replace(own, taken) for note in self.notes)
+
 
 @dataclass
 class Source:
