@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from vitkit.kernels import attention
-from vitkit.kernels.attention import BACKWARD, Tiles, can_use, keep_mask, short_attention
+from vitkit.kernels.attention import BACKWARD, Tiles, can_use, is_right, keep_mask, short_attention
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -132,6 +133,43 @@ if INTERPRETED:
         seed = torch.tensor([7]) if dropout else None
         torch.library.opcheck(torch.ops.vitkit.short_attention.default, (qkv, seed, dropout))
 
+    @pytest.mark.parametrize("dropout", [0.0, 0.1])
+    def test_interpreted_is_right(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        like = (20, 3, 64, dropout, torch.float16, torch.device("cpu"))
+        attention._compare.cache_clear()
+        torch.manual_seed(4)
+        assert is_right(*like)
+        drawn = torch.rand(())
+        torch.manual_seed(4)
+        assert torch.equal(drawn, torch.rand(())), "comparing drew from the generator of training"
+        right = attention._backward
+
+        def half_wrong(*arguments: Any) -> Tensor:
+            d_qkv = right(*arguments)
+            d_qkv[:, 16:, 0] = 0.0
+            return d_qkv
+
+        attention._compare.cache_clear()
+        monkeypatch.setattr(attention, "_backward", half_wrong)
+        with pytest.warns(UserWarning, match="wrong here .20 tokens, 3 heads of 64, dropout"):
+            assert not is_right(*like)
+        assert not is_right(*like)  # compared and told once
+        attention._compare.cache_clear()
+
+    @pytest.mark.parametrize("found", [False, True])
+    def test_interpreted_is_compared_while_compiled(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch.compiler.reset()
+        attention._compare.cache_clear()
+        monkeypatch.setattr(attention, "runs_triton", lambda qkv: True)
+        if not found:
+            monkeypatch.setattr(attention, "_compare", lambda *like: False)
+
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def chosen(qkv: Tensor) -> Tensor:
+            return qkv.sum() * 0.0 + (2.0 if can_use(qkv, 0.1) else 1.0)
+
+        assert chosen(torch.ones(1, 6, 3, 2, 32, dtype=torch.float16)) == 1.0 + found
+
     def test_interpreted_compiles() -> None:
         qkv, d_out = random_qkv(1, 6, 2, 32)
         compiled = torch.compile(short_attention, backend="aot_eager", fullgraph=True)
@@ -203,6 +241,8 @@ def test_mask_depends_on_the_head_alone() -> None:
     ("tokens", "size", "dropout"),
     [
         (1, 64, 0.1),
+        (17, 64, 0.0),
+        (32, 64, 0.1),
         (50, 32, 0.6),
         (65, 64, 0.1),
         (130, 64, 0.1),
@@ -214,7 +254,7 @@ def test_mask_depends_on_the_head_alone() -> None:
 )
 def test_gpu_equals_plain(tokens: int, size: int, dropout: float) -> None:
     qkv, d_out = random_qkv(3, tokens, 2, size, device="cuda", dtype=torch.bfloat16)
-    assert can_use(qkv)
+    assert can_use(qkv, dropout)
     check_against_plain(qkv, d_out, dropout, 3e-2)
 
 
