@@ -81,6 +81,13 @@ def test_the_papers_protocol_to_the_end(model: str) -> None:
     assert said == [f"{result['run']} is done already; --force begins anew"]
 
 
+def test_an_average_is_named_as_what_was_kept(model: str) -> None:
+    result = finetune(model, DATA, [*PAPER, "average=0.5"], run="run", device="cpu")
+    assert result["kept"] == "average of weights of step 4"
+    measured = read_metrics("runs/run/seed-0/run")[-1]
+    assert result["accuracy"] == pytest.approx(measured["test_ema/accuracy"], abs=1e-6)
+
+
 def test_a_new_head_is_zero_and_test_is_measured_once(model: str) -> None:
     changes = [*PAPER, "optimizer.learning_rate=1e-12"]
     result = finetune(model, DATA, changes, run="run", device="cpu")

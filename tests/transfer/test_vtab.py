@@ -23,6 +23,7 @@ from vitkit.predictor import load
 from vitkit.train.config import TrainConfig
 from vitkit.train.schedules import build_schedule
 from vitkit.transfer.config import part_changes
+from vitkit.transfer.head import Told
 from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, in_words, operations_of
 from vitkit.transfer.vtab.run import RESULTS, vtab
 from vitkit.transfer.vtab.tasks import PRACTICE, PUBLISHED, Exercise, Missing, find_exercise, group_means
@@ -553,8 +554,12 @@ def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("vitkit.transfer.vtab.tasks.SHAPES_TEST", 100)
     model = tiny_model(tmp_path / "tiny")
-    document = vtab(model, "shapes", protocol="fewshot", tasks="class,x", run="mine", device="cpu")
+    monkeypatch.setattr("vitkit.transfer.vtab.frozen.Told", lambda heard: Told(heard, 0.0))  # at once
+    listener = Notes()
+    options: dict[str, Any] = {"protocol": "fewshot", "run": "mine", "device": "cpu"}
+    document = vtab(model, "shapes", tasks="class,x", listener=listener, **options)
     assert document["status"] == "done" and document["overall"]["tasks"] == 2
+    assert "features: 1,000 of 1,000 images" in listener.lines
     by_name = {entry["task"]: entry for entry in document["tasks"]}
     assert [name for name, entry in by_name.items() if entry["status"] == "done"] == ["class", "x"]
     assert all(by_name[name]["accuracy"] is None for name in ("count", "orientation"))

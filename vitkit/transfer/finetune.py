@@ -185,11 +185,12 @@ def run_once(
     if found["status"] != "done":
         return None
     obey()
-    chosen, kept, accuracy = path / "run" / "model", f"weights of step {found['steps']}", None
+    weights = "weights" if config.average is None else "average of weights"
+    chosen, kept, accuracy = path / "run" / "model", f"{weights} of step {found['steps']}", None
     if part.dev:
         accuracy = found["best"]["value"]
         if config.select == "best":
-            kept = f"weights of step {found['best']['step']}"
+            kept = f"{weights} of step {found['best']['step']}"
         else:
             accuracy = found["metrics"][found["best"]["metric"]]
     if head and accuracy is not None and head.accuracy is not None and head.accuracy > accuracy:

@@ -7,35 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.evaluate.features import Features, frozen_features
+from vitkit.evaluate.features import frozen_features
 from vitkit.evaluate.fewshot import FewShot
 from vitkit.predictor import Predictor
 from vitkit.train.log import Listener
+from vitkit.transfer.head import Told
 from vitkit.transfer.vtab.tasks import Exercise
 
 
 def fit_frozen(predictor: Predictor, task: Exercise, listener: Listener) -> dict[str, Any]:
     """Return the accuracy of a ridge head on the test split; features come from the cache if they are there."""
-    began = time.perf_counter()
-    train = _features(predictor, task.splits["train800val200"], None, listener)
-    test = _features(predictor, task.splits["test"], train.class_names, listener)
+    began, progress = time.perf_counter(), Told(listener)
+    train = frozen_features(predictor, task.splits["train800val200"], default="train", progress=progress)
+    test = frozen_features(
+        predictor, task.splits["test"], default="measure", classes=train.class_names, progress=progress
+    )
     answers = FewShot().fit(train.x, train.labels).predict(test.x)
     return {"accuracy": float(np.mean(answers == test.labels)), "seconds": time.perf_counter() - began}
-
-
-def _features(
-    predictor: Predictor, data: str, classes: tuple[str, ...] | None, listener: Listener
-) -> Features:
-    first = True
-
-    def progress(done: int, total: int) -> None:
-        nonlocal first
-        if first:
-            listener.start(0, total)
-        first = False
-        listener.stepped(done)
-
-    try:
-        return frozen_features(predictor, data, default="train", classes=classes, progress=progress)
-    finally:
-        listener.stop()
