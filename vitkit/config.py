@@ -174,11 +174,19 @@ def write_yaml(settings: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _dialect() -> tuple[Any, Any]:
-    """PyYAML's SafeLoader and SafeDumper, for which 1e-3 also is a number, as in YAML 1.2."""
+    """PyYAML's SafeLoader and SafeDumper, for which 1e-3 also is a number and a key is given once, as in YAML 1.2."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if str(key.value) in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"{key.value} is given twice", problem_mark=key.start_mark
+                    )
+                seen.add(str(key.value))
+            return super().construct_mapping(node, deep)
 
     class Dumper(yaml.SafeDumper):
         pass

@@ -126,6 +126,8 @@ def test_an_unknown_recipe_is_answered_with_near_ones(tmp_path: Path) -> None:
     [
         ("a: [", "tiny.yaml, line 1"),
         ("- a", "tiny.yaml holds no settings; expected lines such as 'seed: 1'"),
+        ("seed: 1\nbatch_size: 2\nseed: 2", "tiny.yaml, line 3: seed is given twice"),
+        ("model:\n  name: B/16\n  name: L/16", "tiny.yaml, line 3: name is given twice"),
         ("", "tiny.yaml holds no settings"),
         ("seed: 1", "missing setting 'model' in the config"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -108,4 +109,5 @@ def print_result(result: dict[str, Any]) -> None:
         note("classes, evaluation/ and model are those of the first seed")
     written = "pictures" if "confusion" in result["evaluation"] else "results"
     note(f"{written}: {result['run']}/evaluation; model: {result['model']}")
-    note(f"next: vit predict {result['run']} IMAGES, vit eval {result['run']} DATA")
+    run = shlex.quote(result["run"])
+    note(f"next: vit predict {run} IMAGES, vit eval {run} DATA")
