@@ -1,8 +1,9 @@
-"""What every test shares: no downloads, no windows, no colours, and `vit` as a function."""
+"""What every test shares: no downloads, no windows, no colours, signals that reach it, and `vit` as a function."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +13,11 @@ from hypothesis import settings
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["NO_COLOR"] = "1"
+
+# Started in the background or under nohup, the tests and all they start would ignore these.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Cores are shared with other test processes, so that the time of one example says nothing.
 settings.register_profile("vitkit", deadline=None)
