@@ -326,6 +326,23 @@ def test_a_stopped_run_goes_on(partial: Path) -> None:
     assert len(finetune.calls) == 4
 
 
+def test_frozen_features_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([{"accuracy": 0.5, "seconds": 1.0}, KeyboardInterrupt, {"accuracy": 0.6, "seconds": 1.0}])
+
+    def fit(*_: object) -> object:
+        answer = next(answers)
+        if answer is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr("vitkit.transfer.vtab.frozen.fit_frozen", fit)
+    options: dict[str, Any] = {"protocol": "fewshot", "tasks": "class,x", "run": "mine", "device": "cpu"}
+    document = vtab(tiny_model(tmp_path / "tiny"), "shapes", **options)
+    assert document["status"] == "stopped"
+    assert [entry["task"] for entry in document["tasks"] if entry["status"] == "done"] == ["class"]
+    assert vtab(str(tmp_path / "tiny"), "shapes", **options)["overall"]["accuracy"] == pytest.approx(0.55)
+
+
 def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
     def accuracy(data: str, changes: Sequence[str]) -> float:
         return 0.9 if "optimizer.learning_rate=0.003" in changes else 0.1

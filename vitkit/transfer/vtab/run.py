@@ -120,7 +120,7 @@ def vtab(
         listener.note(f"{task.name} ({number} of {len(todo)})")
         try:
             result = learn(task)
-        except Stopped:
+        except (Stopped, KeyboardInterrupt):
             is_stopped = True
             break
         except Exception as error:  # one task must not take the others down; it is told of and tried again
