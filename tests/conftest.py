@@ -1,10 +1,10 @@
-"""What every test shares: no downloads, no windows, no colours, signals that reach it, and `vit` as a function."""
+"""What every test shares: no downloads, no windows, no colours, `vit` as a function, and signals that arrive."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -13,11 +13,6 @@ from hypothesis import settings
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["NO_COLOR"] = "1"
-
-# Started in the background or under nohup, the tests and all they start would ignore these.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Cores are shared with other test processes, so that the time of one example says nothing.
 settings.register_profile("vitkit", deadline=None)
@@ -43,3 +38,15 @@ def vit(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
         return Answer(status, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Hear signals, and so what is started here, that a test process in the background or under nohup ignores."""
+    numbers = {signal.SIGINT: signal.default_int_handler}
+    if hasattr(signal, "SIGHUP"):
+        numbers[signal.SIGHUP] = signal.SIG_DFL
+    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

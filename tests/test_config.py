@@ -306,6 +306,13 @@ def test_sections_there_and_back() -> None:
     assert from_dict(Outer, {"inner": {}, "other": {"rate": 2}}, "here") == Outer(Inner(), Inner(2.0))
 
 
+def test_a_key_is_given_once_unless_it_is_merged() -> None:
+    text = "a: &a {k: 1}\nb: &b {<<: *a, k: 2}\nc: {<<: *b, j: 3}\n"
+    assert read_yaml(text, "here")["c"] == {"k": 2, "j": 3}
+    with pytest.raises(InputError, match="here, line 2: k is given twice"):
+        read_yaml("a: 1\nb: {k: 1, k: 2}", "here")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -178,7 +178,8 @@ def _dialect() -> tuple[Any, Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
             seen: set[str] = set()
             for key, _ in node.value:
                 if str(key.value) in seen:
@@ -186,7 +187,7 @@ def _dialect() -> tuple[Any, Any]:
                         problem=f"{key.value} is given twice", problem_mark=key.start_mark
                     )
                 seen.add(str(key.value))
-            return super().construct_mapping(node, deep)
+            return node
 
     class Dumper(yaml.SafeDumper):
         pass

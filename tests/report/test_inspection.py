@@ -219,10 +219,11 @@ def test_maps_say_their_scale(tmp_path: Path, photos: Path) -> None:
         assert 100 * heat.min() < float(high) <= 100 * heat.max() * 1.01
 
 
-def test_pictures_show_what_patches_cover(tmp_path: Path, photos: Path) -> None:
+@pytest.mark.parametrize("family", ["token", "cvt"])
+def test_pictures_show_what_patches_cover(family: str, tmp_path: Path, photos: Path) -> None:
     """Of 19 pixels a model of patches of 4 reads 16; a map lies over those alone."""
-    model = save(tmp_path / "model", "token")
-    patch = TINY["FAMILIES"]["token"].patch
+    model = save(tmp_path / "model", family)
+    patch = TINY["FAMILIES"][family].stride
     size = 4 * patch + patch - 1
     result = look(model, photos / "0.png", tmp_path / "out", image_size=size)
     text = read(result["html"]).text

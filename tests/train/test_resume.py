@@ -108,6 +108,7 @@ def test_killed_anywhere_equals_straight_through(tmp_path: Path) -> None:
     assert TINY["differences"](tmp_path / "straight", tmp_path / "killed") == []
 
 
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_of_processes_saves(tmp_path: Path, sent: signal.Signals) -> None:
     """A terminal and a scheduler signal the data workers too; the run saves and ends with 130 all the same."""

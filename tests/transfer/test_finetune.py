@@ -223,6 +223,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(model: str) -> None:
         assert torch.equal(tensor, theirs[name])
 
 
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("when", ["the last step", "features", "measuring"])
 def test_asked_to_stop_between_runs_it_stops(model: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []

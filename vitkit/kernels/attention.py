@@ -33,56 +33,14 @@ FORWARD = Tiles(block=128, step=64, warps=8, stages=3, registers=128)
 BACKWARD = Tiles(block=256, step=32, warps=8, stages=3)
 
 
-def can_use(qkv: Tensor, dropout: float = 0.0) -> bool:
-    """Tell whether `short_attention` takes this packed qkv, and is right about its like."""
-    _, tokens, _, heads, size = qkv.shape
+def can_use(qkv: Tensor) -> bool:
+    """Tell whether `short_attention` takes this packed qkv."""
     return (
         qkv.dtype in (torch.bfloat16, torch.float16)
-        and tokens <= MAX_TOKENS
-        and size in SIZES
+        and qkv.shape[1] <= MAX_TOKENS
+        and qkv.shape[4] in SIZES
         and runs_triton(qkv)
-        and is_right(tokens, heads, size, dropout, qkv.dtype, qkv.device)
     )
-
-
-@torch.compiler.assume_constant_result
-def is_right(
-    tokens: int, heads: int, size: int, dropout: float, dtype: torch.dtype, device: torch.device
-) -> bool:
-    """Tell whether both passes agree with float64 here: a compiler of kernels may err, by shape, GPU and version."""
-    return _compare(tokens, heads, size, dropout, dtype, device)
-
-
-@functools.cache
-def _compare(
-    tokens: int, heads: int, size: int, dropout: float, dtype: torch.dtype, device: torch.device
-) -> bool:
-    own = torch.Generator(device).manual_seed(0)  # training draws as if nothing had been compared
-    qkv = torch.randn(2, tokens, 3, heads, size, generator=own, device=device).to(dtype)
-    d_out = torch.randn(2, tokens, heads * size, generator=own, device=device).to(dtype)
-    seed = torch.randint(2**62, (1,), generator=own, device=device) if dropout > 0.0 else None
-    out, lse = _forward(qkv, seed, dropout)
-    d_qkv = _backward(d_out, qkv, seed, out, lse, dropout)
-    with torch.enable_grad():
-        exact = qkv.double().requires_grad_()
-        q, k, v = exact.permute(2, 0, 3, 1, 4).unbind(0)
-        weights = (q @ k.transpose(-2, -1) / math.sqrt(size)).softmax(dim=-1)
-        if seed is not None:
-            kept = keep_mask(seed, 2 * heads, tokens, dropout).reshape(weights.shape)
-            weights = weights * kept / (1.0 - dropout)
-        expected = (weights @ v).transpose(1, 2).flatten(2)
-        (d_expected,) = torch.autograd.grad(expected, exact, d_out.double())
-    right = all(
-        (found.double() - wanted).abs().max() <= 0.05 * wanted.abs().max()  # rounding gives 0.01
-        for found, wanted in ((out, expected), (d_qkv, d_expected))
-    )
-    if not right:
-        shape = f"{tokens} tokens, {heads} heads of {size}, dropout {dropout:g}"
-        warnings.warn(
-            f"the attention kernel is wrong here ({shape}), PyTorch's own is used: a bug of Triton",
-            stacklevel=2,
-        )
-    return right
 
 
 def short_attention(qkv: Tensor, dropout: float = 0.0) -> Tensor:
@@ -122,11 +80,10 @@ def _threshold(dropout: float) -> int:
 @torch.library.custom_op("vitkit::short_attention", mutates_args=())
 def _forward(qkv: Tensor, seed: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
     """Return the output and the base-2 log-sum-exp of the logits, (batch, heads, tokens)."""
-    from vitkit.kernels import attention_triton as kernels
-
-    out, lse = _forward_shapes(qkv, seed, dropout)
-    _launch(kernels.forward, FORWARD, dropout, qkv, seed, out, lse, 0.0)
-    return out, lse
+    if not is_right(qkv, dropout):
+        out, lse = plain_forward(qkv.float(), seed, dropout)
+        return out.to(qkv.dtype), lse
+    return _run_forward(qkv, seed, dropout)
 
 
 @_forward.register_fake
@@ -141,16 +98,9 @@ def _backward(
     d_out: Tensor, qkv: Tensor, seed: Tensor | None, out: Tensor, lse: Tensor, dropout: float
 ) -> Tensor:
     """Return the gradient of the packed qkv."""
-    from vitkit.kernels import attention_triton as kernels
-
-    tiles = _backward_tiles(qkv)
-    d_qkv = torch.empty_like(qkv)
-    delta = partial = None
-    if qkv.shape[1] > tiles.block:
-        delta, partial = torch.empty_like(lse), lse.new_empty(*lse.shape, qkv.shape[4])
-    tensors = (seed, out, lse, d_out.contiguous(), d_qkv, delta, partial)
-    _launch(kernels.backward, tiles, dropout, qkv, *tensors, whole_heads=True)
-    return d_qkv
+    if not is_right(qkv, dropout):
+        return plain_backward(d_out.float(), qkv.float(), seed, dropout).to(qkv.dtype)
+    return _run_backward(d_out, qkv, seed, out, lse, dropout)
 
 
 @_backward.register_fake
@@ -172,6 +122,90 @@ def _differentiate(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
+
+
+def is_right(qkv: Tensor, dropout: float) -> bool:
+    """Tell whether the kernels agree with plain PyTorch about such a qkv: compiled ones may err, by shape and GPU."""
+    _, tokens, _, heads, size = qkv.shape
+    return not qkv.is_cuda or _compare(tokens, heads, size, dropout, qkv.dtype, qkv.device)
+
+
+@functools.cache
+def _compare(
+    tokens: int, heads: int, size: int, dropout: float, dtype: torch.dtype, device: torch.device
+) -> bool:
+    own = torch.Generator(device).manual_seed(0)  # training draws as if nothing had been compared
+    qkv = torch.randn(2, tokens, 3, heads, size, generator=own, device=device).to(dtype)
+    d_out = torch.randn(2, tokens, heads * size, generator=own, device=device).to(dtype)
+    seed = torch.randint(2**62, (1,), generator=own, device=device) if dropout > 0.0 else None
+    out, lse = _run_forward(qkv, seed, dropout)
+    d_qkv = _run_backward(d_out, qkv, seed, out, lse, dropout)
+    expected, _ = plain_forward(qkv.double(), seed, dropout)
+    d_expected = plain_backward(d_out.double(), qkv.double(), seed, dropout)
+    right = all(
+        (found.double() - wanted).abs().max() <= 0.05 * wanted.abs().max()  # rounding gives 0.01
+        for found, wanted in ((out, expected), (d_qkv, d_expected))
+    )
+    if not right:
+        shape = f"{tokens} tokens, {heads} heads of {size}, dropout {dropout:g}"
+        warnings.warn(
+            f"the attention kernel gives wrong results on this GPU ({shape}): plain PyTorch, which is slower, takes its place",
+            stacklevel=2,
+        )
+    return right
+
+
+def plain_forward(qkv: Tensor, seed: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """Return what `_forward` does, in the precision of qkv."""
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (batch, heads, tokens, size)
+    logits = q @ k.transpose(-2, -1) / math.sqrt(qkv.shape[4])
+    weights = logits.softmax(dim=-1) * _kept(qkv, seed, dropout)
+    lse = logits.logsumexp(dim=-1) * math.log2(math.e)
+    return (weights @ v).transpose(1, 2).flatten(2), lse
+
+
+def plain_backward(d_out: Tensor, qkv: Tensor, seed: Tensor | None, dropout: float) -> Tensor:
+    """Return what `_backward` does, in the precision of qkv."""
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    d_y = d_out.unflatten(2, qkv.shape[3:]).transpose(1, 2)  # as q
+    scale, kept = 1.0 / math.sqrt(qkv.shape[4]), _kept(qkv, seed, dropout)
+    p = (q @ k.transpose(-2, -1) * scale).softmax(dim=-1)
+    d_p = d_y @ v.transpose(-2, -1) * kept
+    d_logits = p * (d_p - (d_p * p).sum(dim=-1, keepdim=True)) * scale
+    d_q, d_k, d_v = d_logits @ k, d_logits.transpose(-2, -1) @ q, (p * kept).transpose(-2, -1) @ d_y
+    return torch.stack([d_q, d_k, d_v]).permute(1, 3, 0, 2, 4).contiguous()
+
+
+def _kept(qkv: Tensor, seed: Tensor | None, dropout: float) -> Tensor | float:
+    """Return what dropout multiplies weights by, (batch, heads, queries, keys)."""
+    if seed is None:
+        return 1.0
+    batch, tokens, _, heads, _ = qkv.shape
+    mask = keep_mask(seed, batch * heads, tokens, dropout)
+    return mask.reshape(batch, heads, tokens, tokens).to(qkv.dtype) / (1.0 - dropout)
+
+
+def _run_forward(qkv: Tensor, seed: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+    from vitkit.kernels import attention_triton as kernels
+
+    out, lse = _forward_shapes(qkv, seed, dropout)
+    _launch(kernels.forward, FORWARD, dropout, qkv, seed, out, lse, 0.0)
+    return out, lse
+
+
+def _run_backward(
+    d_out: Tensor, qkv: Tensor, seed: Tensor | None, out: Tensor, lse: Tensor, dropout: float
+) -> Tensor:
+    from vitkit.kernels import attention_triton as kernels
+
+    tiles = _backward_tiles(qkv)
+    d_qkv = torch.empty_like(qkv)
+    delta = partial = None
+    if qkv.shape[1] > tiles.block:
+        delta, partial = torch.empty_like(lse), lse.new_empty(*lse.shape, qkv.shape[4])
+    tensors = (seed, out, lse, d_out.contiguous(), d_qkv, delta, partial)
+    _launch(kernels.backward, tiles, dropout, qkv, *tensors, whole_heads=True)
+    return d_qkv
 
 
 def _backward_tiles(qkv: Tensor) -> Tiles:

@@ -23,6 +23,11 @@ def as_size(size: Size) -> tuple[int, int]:
     raise InputError(f"an image size is {size!r}; expected pixels, or height and width")
 
 
+def _tiled(size: tuple[int, int], grid: tuple[int, int], stride: int) -> tuple[int, int]:
+    """Return the part of an image (height, width) that a grid of tokens covers."""
+    return min(size[0], grid[0] * stride), min(size[1], grid[1] * stride)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """What every family has."""
@@ -50,6 +55,11 @@ class ModelConfig:
     def size(self) -> tuple[int, int]:
         """The input's (height, width)."""
         return as_size(self.image_size)
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """Height and width in pixels that the model reads, from the upper left corner on."""
+        return self.size
 
     def require(self, claim: bool, message: str) -> None:
         if not claim:
@@ -165,8 +175,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def covered(self) -> tuple[int, int]:
-        """Height and width in pixels that patches cover, from the upper left corner on."""
-        return min(self.size[0], self.grid[0] * self.stride), min(self.size[1], self.grid[1] * self.stride)
+        return _tiled(self.size, self.grid, self.stride)
 
     @property
     def num_patches(self) -> int:
@@ -351,6 +360,10 @@ class CompactConfig(ModelConfig):
         return sides[0], sides[1]
 
     @property
+    def covered(self) -> tuple[int, int]:
+        return _tiled(self.size, self.grid, self.stride)
+
+    @property
     def num_prefix(self) -> int:
         return int(self.pool == "token")
 
@@ -389,3 +402,8 @@ class Preprocessing:
     def size(self) -> tuple[int, int]:
         """The input's (height, width)."""
         return as_size(self.image_size)
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """Height and width in pixels that the model reads, from the upper left corner on."""
+        return self.size

@@ -46,7 +46,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
         dropout = self.attention_dropout if self.training else 0.0
         wants_weights = record is not None and record.wants("attention", layer)
-        if self.relative is None and not wants_weights and qkv.requires_grad and can_use(qkv, dropout):
+        if self.relative is None and not wants_weights and qkv.requires_grad and can_use(qkv):
             return self.proj_drop(self.proj(short_attention(qkv, dropout)))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, width / heads)
         bias = None if self.relative is None else relative_logits(q, self.relative)

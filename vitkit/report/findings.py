@@ -380,21 +380,17 @@ def _tiles(
 
 def _read(prepared: Tensor, predictor: Predictor) -> Tensor:
     """Return the pixels (channels, height, width) that the model reads."""
-    height, width = _covered(predictor)
+    height, width = predictor.model.config.covered
     return prepared[:, :height, :width]
 
 
 def _left_out(predictor: Predictor) -> str:
     """Say which pixels patches don't cover, '' where they cover all."""
-    (height, width), (tall, wide) = predictor.model.config.size, _covered(predictor)
-    if (tall, wide) == (height, width):
+    config = predictor.model.config
+    (height, width), (tall, wide) = config.size, config.covered
+    if config.covered == config.size:
         return ""
     return f": {wide} × {tall} of {width} × {height} pixels, all that whole patches cover"
-
-
-def _covered(predictor: Predictor) -> tuple[int, int]:
-    config = predictor.model.config
-    return config.covered if isinstance(config, ViTConfig) else config.size
 
 
 def _sheets(name: str, picture: Image.Image, maps: dict[str, np.ndarray]) -> list[Drawing]:

@@ -8,7 +8,7 @@ import torch
 
 from vitkit.config import to_dict
 from vitkit.data.splits import counted
-from vitkit.models.configs import ViTConfig
+from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.models.names import model_config
 from vitkit.train.build import Parts
 from vitkit.train.config import FrozenConfig, TrainConfig
@@ -59,7 +59,7 @@ def _surprises(config: TrainConfig, parts: Parts) -> Iterator[str]:
         if is_changed and not evaluators & set(config.frozen.evaluators):
             yield f"frozen.{name} is read by {' and '.join(sorted(evaluators))}, which frozen.evaluators doesn't ask for"
     model = parts.model.config
-    if isinstance(model, ViTConfig) and model.covered != model.size:
+    if isinstance(model, ViTConfig | CompactConfig) and model.covered != model.size:
         seen, given = ("x".join(map(str, sides)) for sides in (model.covered, model.size))
         yield f"patches of {model.stride} cover {seen} of the {given} pixels: the rest is not read"
 
