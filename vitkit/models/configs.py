@@ -402,8 +402,3 @@ class Preprocessing:
     def size(self) -> tuple[int, int]:
         """The input's (height, width)."""
         return as_size(self.image_size)
-
-    @property
-    def covered(self) -> tuple[int, int]:
-        """Height and width in pixels that the model reads, from the upper left corner on."""
-        return self.size
