@@ -166,6 +166,28 @@ def test_randaugment_fills_with_grey() -> None:
     assert 50 < grey < 160  # two translations and a cutout that covers all, of 16
 
 
+@pytest.mark.parametrize(
+    ("size", "layers", "magnitude", "operations"),
+    [
+        ((32, 32), 2, 10, 3),
+        ((32, 32), 1, 3, 0),
+        ((64, 64), 2, 10, 2),
+        ((64, 120), 2, 10, 1),
+        ((224, 224), 2, 10, 0),
+    ],
+)
+def test_what_randaugment_erases(
+    size: tuple[int, int], layers: int, magnitude: float, operations: int
+) -> None:
+    share = policies.erased_share(size, layers, magnitude)
+    assert share == 1 - (1 - operations / 16) ** layers
+    count = 100 if share == 0 else 1000
+    images = torch.randint(256, (count, 3, *size), dtype=torch.uint8, generator=torch.manual_seed(0))
+    changed = policies.randaugment(images, a_draw(count), layers, magnitude).flatten(2)
+    erased = (changed.amax(dim=2) == changed.amin(dim=2)).all(dim=1).float().mean()
+    assert abs(erased - share) <= 4 * (share * (1 - share) / count) ** 0.5
+
+
 OPERATION_NAMES = {"TranslateXRel": "TranslateX", "TranslateYRel": "TranslateY"}
 
 

@@ -231,13 +231,15 @@ def test_changed_data_is_no_longer_the_runs(tmp_path: Path) -> None:
 
 def test_a_run_says_which_model_it_is_and_what_may_surprise(tmp_path: Path) -> None:
     listener = TINY["Listener"]()
-    changes = ("model.patch=3", "average=0.999", "duration=2", "data.pipeline=flip", "frozen.neighbours=3")
+    pipeline = "data.pipeline=flip|randaugment(1,10)"
+    changes = ("model.patch=3", "average=0.999", "duration=2", pipeline, "frozen.neighbours=3")
     TINY["run_tiny"](tmp_path / "run", *changes, listener=listener)
     said = "\n".join(listener.notes)
     assert re.search(r"^Ti/16 \(.*patch 3.*\) on digits", said, re.MULTILINE)
     assert "the average of weights reaches back about 1,000 steps, the run has 2: it will lag behind" in said
     assert "frozen.neighbours is read by knn, which frozen.evaluators doesn't ask for" in said
     assert re.search(r"patches of 3 cover 6x6 of the 8x8 pixels: the rest is not read", said)
+    assert "randaugment(layers=1,magnitude=10.0) leaves nothing of 19% of these images" in said
 
 
 def test_each_run_is_one_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

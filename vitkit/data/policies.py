@@ -62,6 +62,14 @@ def randaugment(images: Tensor, draw: Draw, layers: int = 2, magnitude: float = 
     return images
 
 
+def erased_share(size: tuple[int, int], layers: int = 2, magnitude: float = 10) -> float:
+    """Return the share of images of which one step of published RandAugment leaves nothing: it counts in pixels."""
+    reach = {name: PAPER_LEVELS[name](magnitude / 10) for name in ("TranslateX", "TranslateY", "Cutout")}
+    erasing = (reach["TranslateX"] >= size[1]) + (reach["TranslateY"] >= size[0])
+    erasing += reach["Cutout"] >= max(size)  # wherever the box's centre is
+    return 1 - (1 - erasing / len(PAPER_LEVELS)) ** layers
+
+
 @dataclass(frozen=True)
 class TimmRandAugment:
     """What a string such as rand-m9-mstd0.5-inc1 says."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from vitkit.config import to_dict
+from vitkit.data.policies import erased_share
 from vitkit.data.splits import counted
 from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.models.names import model_config
@@ -59,6 +60,12 @@ def _surprises(config: TrainConfig, parts: Parts) -> Iterator[str]:
         if is_changed and not evaluators & set(config.frozen.evaluators):
             yield f"frozen.{name} is read by {' and '.join(sorted(evaluators))}, which frozen.evaluators doesn't ask for"
     model = parts.model.config
+    for step in parts.loader.pipeline.batch:
+        if step.name == "randaugment" and (share := erased_share(model.size, **dict(step.arguments))):
+            yield (
+                f"{step} leaves nothing of {share:.0%} of these images: its shifts and boxes are in pixels, made for "
+                "224x224; those of timm_randaugment(rand-m9-mstd0.5-inc1) follow the size"
+            )
     if isinstance(model, ViTConfig | CompactConfig) and model.covered != model.size:
         seen, given = ("x".join(map(str, sides)) for sides in (model.covered, model.size))
         yield f"patches of {model.stride} cover {seen} of the {given} pixels: the rest is not read"
