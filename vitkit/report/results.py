@@ -51,9 +51,11 @@ def accuracy_of(model: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     run = read_run(path)
     best = run.best
-    if not is_last or best is None:
+    if best is None or (not is_last and run.config.get("select") != "last"):
         return best
-    metric = best["metric"].replace("_ema/", "/")  # the last weights are not averaged
+    metric = best["metric"]
+    if is_last:  # these weights are not averaged
+        metric = metric.replace("_ema/", "/")
     lines = [line for line in run.evaluations if metric in line]
     return {"metric": metric, "value": lines[-1][metric], "step": int(lines[-1]["step"])} if lines else None
 
