@@ -204,7 +204,9 @@ def test_the_accuracy_of_the_last_weights_is_the_runs_own_metric(tmp_path: Path)
     run = write_run(tmp_path / "a", lines, best=best)
     assert accuracy_of(run) == best
     assert accuracy_of(f"{run}@last") == {"metric": "test/accuracy", "value": 0.4, "step": 400}
-    kept = write_run(tmp_path / "c", lines, {"select": "last"}, best=best)  # model/ has the last weights, averaged
+    kept = write_run(
+        tmp_path / "c", lines, {"select": "last"}, best=best
+    )  # model/ has the last weights, averaged
     assert accuracy_of(kept) == {"metric": "test_ema/accuracy", "value": 0.6, "step": 400}
     unlabelled = write_run(tmp_path / "b", lines[:1], best=None)
     assert accuracy_of(f"{unlabelled}@last") is None
