@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     files = recipes(arguments)
     known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     settings = {name: yaml.safe_load(file.read_text()) for name, file in files.items()}
@@ -219,7 +220,6 @@ def main() -> None:
         else:
             parts[key] = finetune(arguments, files["finetune"], *job)
         known["accuracy"] = summary(parts)
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(known, indent=1) + "\n")
         print(f"{key}: {parts[key].get('accuracy', 'done')}, {parts[key]['wall_seconds']:.0f} s", flush=True)
     print(table(summary(parts)))

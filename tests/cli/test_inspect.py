@@ -24,6 +24,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(image_size=8, patch=4, width=16, depth=2, heads=2, mlp_width=16)
     made = vitkit.create_model("Ti/16", num_classes=3, **sizes)
+    torch.nn.init.normal_(made.head.weight)
     vitkit.save(made, "model", class_names=["a", "b", "c"], preprocessing=Preprocessing(8))
     Path("photos").mkdir()
     for name in ("one", "two"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -16,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import InputError
-from vitkit.inspection import gradient_rollout, pooling_map, rollout
+from vitkit.inspection import flow as flow_module
+from vitkit.inspection import gradient_rollout, rollout
+from vitkit.inspection.asking import Undefined
 from vitkit.inspection.flow import Flow, discard_smallest, mix_residual
 from vitkit.models import layers
 from vitkit.models.configs import ViTConfig
@@ -158,8 +161,8 @@ def test_a_class_has_its_own_map_and_a_head_of_zeros_has_none() -> None:
     np.testing.assert_array_equal(gradient_rollout(model, images, torch.tensor([0, 3]))[0], one[0])
     with torch.no_grad():
         model.classifier.fc.weight.zero_()
-    # No gradient, no flow: each patch keeps what the pool reads of it.
-    np.testing.assert_allclose(gradient_rollout(model, images, 0), pooling_map(model, images), atol=1e-6)
+    with pytest.raises(Undefined, match="its logits have no gradient: the head is zero, as before training"):
+        gradient_rollout(model, images, 0)
 
 
 def test_a_frozen_model_and_a_caller_without_gradients() -> None:
@@ -175,20 +178,24 @@ def test_a_frozen_model_and_a_caller_without_gradients() -> None:
 
 
 def test_a_gradient_rollout_holds_one_layers_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the depth: when a gradient arrives, the attention of all other layers is gone or yet to come."""
+    """Whatever the depth: when a gradient arrives, the matrices of all other layers are gone or yet to come."""
     made: list[weakref.ref[Tensor]] = []
     most = 0
 
-    def remembered(*arguments: Tensor) -> Tensor:
-        nonlocal most
-        made.append(weakref.ref(result := attention_weights(*arguments)))
-        most = max(most, sum(tensor() is not None for tensor in made))
-        return result
+    def remembering(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def remembered(*arguments: Any) -> Tensor:
+            nonlocal most
+            made.append(weakref.ref(result := function(*arguments)))
+            most = max(most, sum(tensor() is not None for tensor in made))
+            return result
 
-    monkeypatch.setattr(layers, "attention_weights", remembered)
+        return remembered
+
+    monkeypatch.setattr(layers, "attention_weights", remembering(attention_weights))
+    monkeypatch.setattr(flow_module, "mix_residual", remembering(mix_residual))
     model = make(dataclasses.replace(FAMILIES["token"], depth=6))
     gradient_rollout(model, images_for(model.config)[:1], 1)
-    assert len(made) == 12 and most <= 2
+    assert len(made) == 12 + 6 and most <= 3
 
 
 def test_discard_reaches_both() -> None:

@@ -154,3 +154,23 @@ def test_a_sheet_takes_any_caption_and_shape() -> None:
     assert wide.width == narrow.width and wide.height > narrow.height
     with pytest.raises(ValueError, match="zip"):
         pictures.sheet(shapes, captions[:2], 2, "title")
+
+
+def test_cells_that_reach_beyond_the_photo_are_cut() -> None:
+    """Of a grid of two rows that spans one and a half, the second has the lower third."""
+    colors = np.array([[[1.0, 0, 0]], [[0, 0, 1.0]]])
+    pixels = np.asarray(pictures.color_picture(colors, (10, 30), cells=(1.5, 1)))
+    assert (pixels[:20] == (255, 0, 0)).all() and (pixels[20:] == (0, 0, 255)).all()
+    heat = np.array([[0.0], [0.0], [1.0], [1.0]])
+    whole, cut = (
+        np.asarray(pictures.overlay(Image.new("RGB", (10, 40)), heat, cells).convert("L"))[:, 5].argmax()
+        for cells in (None, (3, 1))
+    )
+    assert whole < cut  # brighter from further below
+
+
+def test_the_tiles_of_a_sheet_are_as_high_as_their_pictures() -> None:
+    wide, square = (
+        pictures.sheet([Image.new("RGB", size)] * 4, list("abcd"), 2, "T") for size in ((80, 20), (80, 80))
+    )
+    assert square.height - wide.height == 2 * (224 - 56)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,25 @@ def test_positions_beyond_the_stem_are_refused() -> None:
     model = create_model("Ti/16", num_classes=0, positions="relative")
     with pytest.raises(InputError, match="objective mae needs positions that are added at the stem"):
         build_objective(ObjectiveConfig("mae"), model, Preprocessing(), False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decoder_width": 30}, "decoder_width must be a multiple of 4, not 30"),
+        ({"decoder_width": 48}, "decoder_width above 32 must be a multiple of 32, not 48"),
+        ({"decoder_depth": 0}, "decoder_depth must be at least 1, not 0"),
+    ],
+)
+def test_the_decoders_shape_is_checked(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ObjectiveConfig("mae", **settings)  # type: ignore[arg-type]
+
+
+def test_one_value_has_no_deviation() -> None:
+    shape = dict(image_size=4, patch=1, width=32, depth=1, heads=2, mlp_width=32, channels=1, num_classes=0)
+    model, preprocessing = create_model("Ti/16", **shape), Preprocessing(4, mean=(0.5,), std=(0.5,))
+    config = ObjectiveConfig("mae", decoder_width=32, decoder_depth=1)
+    with pytest.raises(InputError, match="can't normalise patches of one value"):
+        build_objective(config, model, preprocessing, False)
+    build_objective(dataclasses.replace(config, patch_norm=False), model, preprocessing, False)

@@ -51,6 +51,13 @@ def test_panels_without_numbers_are_left_out(tmp_path: Path) -> None:
     assert "Recall at 5" in svg([run], Panel("recall_at_5"))
 
 
+def test_every_accuracy_of_training_is_drawn_in_percent(tmp_path: Path) -> None:
+    lines = [{"step": step, "loss": 1.0, "color_accuracy": step / 100} for step in (10, 20, 30)]
+    run = read_run(write_run(tmp_path / "run", lines))
+    assert panels([run]) == [Panel("loss"), Panel("color_accuracy")]
+    assert "20%" in svg([run], Panel("color_accuracy"))
+
+
 def test_a_long_climb_has_a_close_up(tmp_path: Path) -> None:
     lines = [training_line(step) for step in range(10, 1001, 10)]
     lines += [evaluation_line(step) for step in range(100, 1001, 100)]

@@ -77,6 +77,16 @@ def test_without_evaluation_the_finals_are_of_training(tmp_path: Path) -> None:
     assert run.finals == {"train/accuracy": 0.25, "train/loss": 0.5}
 
 
+def test_a_stopped_run_is_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it was stopped before its first line; vit train .*run goes on"):
+        read_run(write_run(tmp_path / "run", [], status="stopped"))
+
+
+def test_the_colours_that_a_run_names_are_among_its_finals(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", [{"step": 1, "loss": 2.0, "color_accuracy": 0.25}]))
+    assert run.finals == {"train/color_accuracy": 0.25, "train/loss": 2.0}
+
+
 def test_metrics_alone_are_a_run(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
     (path / "run.json").unlink()

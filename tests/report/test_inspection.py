@@ -22,9 +22,11 @@ from vitkit.errors import InputError
 from vitkit.inspection import attention_distance, pooling_map, rollout, uniform_distance
 from vitkit.inspection.pictures import photo
 from vitkit.models.configs import Preprocessing
+from vitkit.predictor import Predictor
 from vitkit.report import findings
 from vitkit.report.findings import open_images
 from vitkit.report.inspection import inspect_model
+from vitkit.report.results import accuracy_of
 
 TESTS = Path(__file__).parents[1]
 TINY = run_path(str(TESTS / "inspection" / "tiny_models.py"))
@@ -81,7 +83,7 @@ def test_files_numbers_and_pictures(tmp_path: Path, photos: Path) -> None:
     assert list(result["undefined"]) == ["pooling"]
 
     predictor = vitkit.load(model, device="cpu")
-    used = [photos / f"{number}.png" for number in (0, 1, 2, 4, 5)]  # 5 of 7, evenly spread
+    used = [photos / f"{number}.png" for number in range(5)]  # 5 of 7, with the two that are drawn
     images = torch.stack([prepare(path, predictor.preprocessing) for path in used])
     expected = attention_distance(predictor, images)
     found = result["attention_distance"]
@@ -91,8 +93,8 @@ def test_files_numbers_and_pictures(tmp_path: Path, photos: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [float(row["pixels"]) for row in rows] == pytest.approx(expected.ravel().tolist(), abs=1e-3)
 
-    assert [photo["image"] for photo in result["photos"]] == [str(used[0]), str(used[2])]
-    tops = predictor.predict([used[0], used[2]])
+    assert [photo["image"] for photo in result["photos"]] == [str(used[0]), str(used[3])]
+    tops = predictor.predict([used[0], used[3]])
     assert [photo["top"] for photo in result["photos"]] == tops
     assert [photo["target"] for photo in result["photos"]] == [top[0]["name"] for top in tops]
     cost = cost_of(predictor.model.config)
@@ -128,6 +130,44 @@ def test_what_is_not_defined_has_its_reason(tmp_path: Path, photos: Path, family
         assert f"Weights of {'SeqPool' if family == 'cct' else 'the MAP head'}" in text
     if family == "bit":
         assert result["photos"][0]["top"] and "1.png" in text
+
+
+def test_drawn_photos_are_of_all_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "token_colors", lambda *_, **__: np.zeros((6, 2, 3, 3)))
+    for kind in "abcdef":
+        (tmp_path / "six" / kind).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (12, 8), "red").save(tmp_path / "six" / kind / f"{number}.png")
+    model = save(tmp_path / "model", "token")
+    result = look(model, tmp_path / "six", tmp_path / "out", num_images=13, num_photos=6)
+    assert result["attention_distance"]["images"] == 13
+    assert [Path(photo["image"]).parent.name for photo in result["photos"]] == list("abcdef")
+
+
+def test_an_earlier_inspection_is_no_photo(tmp_path: Path, photos: Path) -> None:
+    model = save(tmp_path / "model", "token")
+    for force in (False, True):
+        result = inspect_model(model, photos, out=photos / "seen", device="cpu", num_photos=1, force=force)
+        assert result["attention_distance"]["images"] == 7
+
+
+@pytest.mark.parametrize("target", [None, "kind 2"])
+def test_a_failure_is_not_taken_for_undefined(
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, target: str | None
+) -> None:
+    """Else the gradient would be that of some class."""
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Predictor, "logits", fail)
+    with pytest.raises(InputError, match="out of memory"):
+        look(save(tmp_path / "model", "token"), photos, tmp_path / "out", target=target)
+
+
+def test_a_model_is_one_file(tmp_path: Path) -> None:
+    model = Path(save(tmp_path / "model", "token")) / "model.safetensors"
+    assert model.is_file() and accuracy_of(model) is None
 
 
 def test_without_images_what_needs_none_is_drawn(tmp_path: Path) -> None:

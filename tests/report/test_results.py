@@ -176,8 +176,39 @@ def test_a_model_that_cannot_be_drawn_has_a_sentence(tmp_path: Path) -> None:
     assert "Attention is not drawn: unknown data source 'nowhere'" in page.text
     assert len(page.images) == 1
     (run / "model" / "config.json").write_text("{")
-    text = read(report([run], force=True)["html"]).text
+    result = report([run], force=True)
+    text = read(result["html"]).text
     assert "The model can't be drawn: " in text and "config.json" in text
+    [said] = result["left_out"]
+    assert said.startswith("a: the model can't be drawn: ")
+
+
+def test_a_run_without_labels_is_inspected_on_images_without_classes(tmp_path: Path) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for number in range(30):
+        (loose / f"{number}.png").write_bytes(png(f"rgb({number}, 0, 0)"))
+    config = {"data": {"train": str(loose)}, "objective": {"name": "mae"}}
+    run = write_run(tmp_path / "a", FEW, config=config)
+    write_model(run / "model")
+    result = report([run], inspect=True, device="cpu")
+    assert result["left_out"] == [] and "Mean over" in read(result["html"]).text
+
+
+def test_a_seed_without_metrics_hides_no_other(tmp_path: Path) -> None:
+    path = write_finetuning(tmp_path / "pets", seeds=2)
+    (path / "seed-1" / "run" / "metrics.jsonl").write_text("")
+    assert [run["name"] for run in report([path])["runs"]] == ["pets"]
+
+
+def test_classes_with_several_labels_are_judged_by_their_average_precision(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    (run / "evaluation").mkdir()
+    per_class = [{"class": "cat", "images": 3, "average_precision": 0.25}]
+    results = {"mean_average_precision": 0.25, "images": 3, "per_class": per_class}
+    (run / "evaluation" / "results.json").write_text(json.dumps(results))
+    text = read(report([run])["html"]).text
+    assert "Average precisioncat325.00%" in text.replace("\n", "")
 
 
 def test_a_run_without_a_model_has_nothing_to_inspect(tmp_path: Path) -> None:

@@ -60,6 +60,13 @@ def test_the_cost_is_that_of_a_step(config: ObjectiveConfig, settings: dict[str,
     assert found.parameters == sum(parameter.numel() for parameter in objective.parameters())
 
 
+@pytest.mark.parametrize("config", [SUPERVISED, PATCHES], ids=["supervised", "patches"])
+def test_every_head_multiplies_by_relative_positions(config: ObjectiveConfig) -> None:
+    objective = make(config, positions="relative")
+    found = estimate(objective, 1, torch.device("cpu"), torch.float32, 1)
+    assert found.flops_per_image == pytest.approx(3 * counted_flops(objective, backward=False))
+
+
 def test_labels_cost_what_the_model_does() -> None:
     objective = make(SUPERVISED)
     found = estimate(objective, 5, torch.device("cpu"), torch.float32, 1)

@@ -93,13 +93,9 @@ def inspect(
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """Print where the page is; say what isn't on it, and why."""
+    """Print where the page is, and how it shows more."""
     from vitkit.cli.output import note
-    from vitkit.inspection.asking import in_short
 
     print(result["html"])
-    # Few models have pooling weights, so nobody misses them.
-    for line in in_short(reason for name, reason in result["undefined"].items() if name != "pooling"):
-        note(line)
     if result["attention_distance"] is None and "distance" not in result["undefined"]:
         note("attention is drawn over images: vit inspect MODEL IMAGES")

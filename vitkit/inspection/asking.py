@@ -23,22 +23,23 @@ ATTENTION_BYTES = 2**28
 MOST_IMAGES = 64
 
 Found = TypeVar("Found")
-_BECAUSE = " not defined for this model, because "
+_SAID = "{} not defined for this model, because {}"
 
 
-def undefined(what: str, reason: str) -> InputError:
-    """Return the error for a model that an inspection has no meaning for."""
-    return InputError(f"{what} is{_BECAUSE}{reason}")
+class Undefined(InputError):
+    """An inspection that has no meaning for a model."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(_SAID.format(f"{what} is", reason))
+        self.what, self.reason = what, reason
 
 
-def in_short(reasons: Iterable[str]) -> list[str]:
-    """Return what `undefined` said as few sentences: one for all that is not defined for the same reason."""
+def in_short(errors: Iterable[Undefined]) -> list[str]:
+    """Return few sentences: one for all that is not defined for the same reason."""
     found: dict[str, list[str]] = {}
-    for sentence in reasons:
-        what, _, reason = sentence.rpartition(f" is{_BECAUSE}")
-        found.setdefault(reason, []).append(what)
-    # An error of another kind says all itself.
-    return [f"{_all(what)}{_BECAUSE}{reason}" if what[0] else reason for reason, what in found.items()]
+    for error in errors:
+        found.setdefault(error.reason, []).append(error.what)
+    return [_SAID.format(_all(what), reason) for reason, what in found.items()]
 
 
 def _all(what: list[str]) -> str:
@@ -47,15 +48,29 @@ def _all(what: list[str]) -> str:
 
 def bare(model: Inspected) -> Model:
     """Return the module itself."""
-    return model.model if isinstance(model, Predictor) else model
+    module = model.model if isinstance(model, Predictor) else model
+    if not isinstance(module, Model):
+        raise InputError(
+            f"the model is {type(model).__name__}; expected what vitkit.load or create_model returns"
+        )
+    return module
 
 
 def transformer(model: Inspected, what: str) -> tuple[Model, TransformerConfig]:
     """Return a model of tokens and its config; refuse a ResNet."""
     module = bare(model)
     if not isinstance(module.config, ViTConfig | CompactConfig):
-        raise undefined(what, "a ResNet has neither tokens nor attention")
+        raise Undefined(what, "a ResNet has neither tokens nor attention")
     return module, module.config
+
+
+def check_head(model: Inspected, what: str) -> None:
+    """Refuse a model that says nothing of an image's class."""
+    config = bare(model).config
+    if getattr(config, "pool", "") == "none":
+        raise Undefined(what, "it has no pool and gives logits for each token, not for the image")
+    if not config.num_classes:
+        raise Undefined(what, "it has no classification head")
 
 
 def reads_class_token(config: TransformerConfig) -> bool:

@@ -11,10 +11,10 @@ from torch import Tensor
 from vitkit.inspection.asking import (
     Inspected,
     TransformerConfig,
+    Undefined,
     ask,
     reads_class_token,
     transformer,
-    undefined,
 )
 from vitkit.models.record import Record
 
@@ -83,7 +83,7 @@ def pooling_map(model: Inspected, images: Tensor, *, batch_size: int | None = No
             "mean": "it gives every patch the same weight",
             "none": "it has no pool",
         }
-        raise undefined("a map of pooling weights", reasons[config.pool])
+        raise Undefined("a map of pooling weights", reasons[config.pool])
 
     def take(record: Record) -> np.ndarray:
         return record.pooling.float().mean(1).unflatten(-1, config.grid).cpu().numpy()
@@ -100,14 +100,11 @@ def patch_distances(grid: tuple[int, int], patch: Cell) -> Tensor:
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def read_patches(config: TransformerConfig, matrix: Tensor, pooling: Tensor | None = None) -> Tensor:
-    """Return the row of a (..., tokens, tokens) matrix that stands for the image, its patches alone: (..., patches).
-
-    pooling: weights of the patches' rows (..., patches); left open, those of a model that reads no class token count
-    alike.
-    """
-    to_patches = matrix[..., config.num_prefix :]
-    if reads_class_token(config):
-        return to_patches[..., 0, :]
-    rows = to_patches[..., config.num_prefix :, :]
-    return rows.mean(-2) if pooling is None else (pooling[..., None, :] @ rows).squeeze(-2)
+def read_patches(config: TransformerConfig, attention: Tensor) -> Tensor:
+    """Return the row of attention (..., tokens, tokens) that stands for the image, its patches alone: (..., patches)."""
+    to_patches = attention[..., config.num_prefix :]
+    return (
+        to_patches[..., 0, :]
+        if reads_class_token(config)
+        else to_patches[..., config.num_prefix :, :].mean(-2)
+    )

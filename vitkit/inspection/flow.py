@@ -15,13 +15,14 @@ from vitkit.errors import InputError, did_you_mean
 from vitkit.inspection.asking import (
     Inspected,
     TransformerConfig,
+    Undefined,
     ask,
     batches,
+    check_head,
     evaluating,
+    reads_class_token,
     transformer,
-    undefined,
 )
-from vitkit.inspection.attention import read_patches
 from vitkit.models.model import Model
 from vitkit.models.record import Record
 
@@ -61,9 +62,13 @@ def rollout(
         flow.add(fuse_heads(tensor.float(), fuse), is_first=layer == 0)
         return None
 
-    record = Record("attention", "pooling", reduce=reduce)
-    maps = ask(module, images, record, lambda record: _map(config, flow.product, record.pooling), batch_size)
-    return np.concatenate(maps)
+    def take(record: Record) -> np.ndarray:
+        row = read_row(config, flow.product, record.pooling)
+        return _map(config, (row[:, None] @ flow.product).squeeze(1))
+
+    return np.concatenate(
+        ask(module, images, Record("attention", "pooling", reduce=reduce), take, batch_size)
+    )
 
 
 def gradient_rollout(
@@ -78,41 +83,43 @@ def gradient_rollout(
     """Return how much each patch flows into the logit of a class: (images, rows, columns).
 
     The rollout of attention times the gradient of that logit, its mean over heads, with negatives set to zero; all else
-    is as in `rollout`. The backward pass computes each layer's attention once more, so that one layer's at a time is held.
+    is as in `rollout`. The backward pass computes each layer's attention once more and hands down one row of the
+    product, so that one layer's attention at a time is held.
 
     classes: one for all images, or one for each.
     """
     module, config = transformer(model, "gradient rollout")
-    if config.pool == "none":
-        raise undefined(
-            "gradient rollout", "it has no pool and gives logits for each token, not for the image"
-        )
-    if not config.num_classes:
-        raise undefined("gradient rollout", "it has no classification head")
+    check_head(module, "gradient rollout")
     numbers = _class_numbers(classes, len(images), config.num_classes)
-    flow, maps, done = Flow(residual, discard), [], 0
+    flow, maps, done, has_gradient = Flow(residual, discard), list[np.ndarray](), 0, False
     with evaluating(module), recomputing(module), torch.enable_grad():
         for batch in batches(module, images, batch_size, num_kept=4):
-            weighted = Weighted()
-            record = Record("attention", "pooling", reduce=weighted.take)
+            back = Backflow(flow)
+            record = Record("attention", "pooling", reduce=back.take)
             # The images ask for the gradient, so that weights needn't: a frozen model has one too.
             asking = batch.detach().clone().requires_grad_()
             logits = module(asking, record)
             chosen = numbers[done : done + len(batch), None].to(logits.device)
+            back.row = read_row(config, logits, record.pooling)
             torch.autograd.grad(logits.gather(1, chosen).sum(), asking)
-            for layer in range(config.depth):
-                flow.add(weighted.layers.pop(layer), is_first=layer == 0)
-            maps.append(_map(config, flow.product, record.pooling))
+            maps.append(_map(config, back.row))
+            has_gradient |= back.has_gradient
             done += len(batch)
+    if not has_gradient:
+        raise Undefined(
+            "gradient rollout", "its logits have no gradient: the head is zero, as before training"
+        )
     return np.concatenate(maps)
 
 
-class Weighted:
-    """Each layer's attention times its gradient, collected while the backward pass recomputes layer by layer."""
+class Backflow:
+    """One row of the product of all layers, from the last to the first, while the backward pass recomputes them."""
 
-    def __init__(self) -> None:
-        self.layers: dict[int, Tensor] = {}
-        "The mean over heads, with negatives set to zero: (batch, tokens, tokens)."
+    row: Tensor
+    "How much of each token what the head reads has so far: (batch, tokens)."
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.has_gradient = flow, False
         self._attention: dict[int, Tensor | None] = {}
 
     def take(self, kind: str, layer: int | None, tensor: Tensor) -> Tensor | None:
@@ -129,7 +136,9 @@ class Weighted:
     def _weigh(self, layer: int, gradient: Tensor) -> None:
         attention, self._attention[layer] = self._attention[layer], None
         assert attention is not None
-        self.layers[layer] = (attention * gradient).float().mean(1).clamp(min=0)
+        self.has_gradient |= bool(gradient.any())
+        fused = (attention * gradient).float().mean(1).clamp(min=0)  # (batch, tokens, tokens)
+        self.row = (self.row[:, None] @ self.flow.mix(fused)).squeeze(1)
 
 
 @contextmanager
@@ -156,8 +165,12 @@ class Flow:
 
     def add(self, fused: Tensor, is_first: bool) -> None:
         """Take the next layer's attention, one matrix an image; the first layer starts anew."""
-        layer = mix_residual(discard_smallest(fused, self.discard), self.residual)
+        layer = self.mix(fused)
         self.product = layer if is_first else layer @ self.product
+
+    def mix(self, fused: Tensor) -> Tensor:
+        """Return a layer's matrix: the smallest entries discarded, the identity mixed in."""
+        return mix_residual(discard_smallest(fused, self.discard), self.residual)
 
 
 def fuse_heads(attention: Tensor, fuse: Fuse) -> Tensor:
@@ -189,8 +202,20 @@ def mix_residual(fused: Tensor, residual: float) -> Tensor:
     return mixed / mixed.sum(-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny)
 
 
-def _map(config: TransformerConfig, product: Tensor, pooling: Tensor | None) -> np.ndarray:
-    return read_patches(config, product, pooling).unflatten(-1, config.grid).cpu().numpy()
+def _map(config: TransformerConfig, row: Tensor) -> np.ndarray:
+    """Return the patches' part of (images, tokens) in its grid."""
+    return row[:, config.num_prefix :].unflatten(-1, config.grid).cpu().numpy()
+
+
+def read_row(config: TransformerConfig, like: Tensor, pooling: Tensor | None) -> Tensor:
+    """Return the weights with which the head reads the last layer's tokens: (images, tokens), as many as `like` has."""
+    row = torch.zeros(len(like), config.num_tokens, device=like.device)
+    if reads_class_token(config):
+        row[:, 0] = 1
+    else:
+        num_patches = config.num_tokens - config.num_prefix
+        row[:, config.num_prefix :] = 1 / num_patches if pooling is None else pooling
+    return row
 
 
 def _class_numbers(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vitkit.data.drawing import cut_text, load_font
+from vitkit.data.drawing import cut_text, fit_tile, load_font
 from vitkit.models.configs import Preprocessing
 
 if TYPE_CHECKING:
@@ -40,16 +40,25 @@ def photo(image: Any, preprocessing: Preprocessing) -> Image.Image:
     return _picture((values * std + mean).transpose(1, 2, 0))
 
 
-def overlay(picture: Image.Image, heat: np.ndarray) -> Image.Image:
-    """Return a heat map (rows, columns) over a photo without its colours: bright is much, dark is little."""
-    smooth = Image.fromarray(_scaled(heat).astype(np.float32)).resize(picture.size, Image.Resampling.BICUBIC)
+def overlay(picture: Image.Image, heat: np.ndarray, cells: tuple[float, float] | None = None) -> Image.Image:
+    """Return a heat map (rows, columns) over a photo without its colours: bright is much, dark is little.
+
+    cells: how many rows and columns lie over the photo, where the last ones reach beyond it; left open, all.
+    """
+    values = Image.fromarray(_scaled(heat).astype(np.float32))
+    smooth = values.resize(picture.size, Image.Resampling.BICUBIC, _box(heat, cells))
     colors = Image.fromarray(_colored(np.asarray(smooth).clip(0, 1), HEAT))
     return Image.blend(picture.convert("L").convert("RGB"), colors, STRENGTH)
 
 
-def color_picture(colors: np.ndarray, size: tuple[int, int]) -> Image.Image:
-    """Return colours of patches (rows, columns, 3), from 0 to 1, as a picture of (width, height) pixels."""
-    return _picture(colors).resize(size, Image.Resampling.NEAREST)
+def color_picture(
+    colors: np.ndarray, size: tuple[int, int], cells: tuple[float, float] | None = None
+) -> Image.Image:
+    """Return colours of patches (rows, columns, 3), from 0 to 1, as a picture of (width, height) pixels.
+
+    cells: as in `overlay`.
+    """
+    return _picture(colors).resize(size, Image.Resampling.NEAREST, _box(colors, cells))
 
 
 def sheet(
@@ -60,21 +69,18 @@ def sheet(
     note: str = "",
     side: int = 224,
 ) -> Image.Image:
-    """Return pictures in rows, each as large as a square of `side` pixels holds it, above its caption."""
+    """Return pictures in rows, each with its longer side `side` pixels long, above its caption."""
     rows = -(-len(pictures) // columns)
     width = columns * (side + 2 * GAP) - 2 * GAP
-    content = Image.new("RGB", (width, rows * (side + CAPTION + GAP) - GAP), _PAPER)
+    tiles = [fit_tile(np.asarray(picture), side) for picture in pictures]
+    height = max(tile.height for tile in tiles)
+    content = Image.new("RGB", (width, rows * (height + CAPTION + GAP) - GAP), _PAPER)
     draw, font = ImageDraw.Draw(content), load_font(13)
-    for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+    for number, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
         row, column = divmod(number, columns)
-        left, top = column * (side + 2 * GAP), row * (side + CAPTION + GAP)
-        scale = side / max(picture.size)
-        small = picture.resize(
-            (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))),
-            Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC,
-        )
-        content.paste(small, (left + (side - small.width) // 2, top + (side - small.height) // 2))
-        draw.text((left, top + side + 5), cut_text(caption, font, side), _MUTED, font)
+        left, top = column * (side + 2 * GAP), row * (height + CAPTION + GAP)
+        content.paste(tile, (left + (side - tile.width) // 2, top + (height - tile.height) // 2))
+        draw.text((left, top + height + 5), cut_text(caption, font, side), _MUTED, font)
     return _framed(content, title, note)
 
 
@@ -89,7 +95,7 @@ def filter_sheet(filters: Filters) -> Image.Image:
         row, column = divmod(number, FILTER_COLUMNS)
         tile = _picture(0.5 + 0.5 * value / max(np.abs(value).max(), np.finfo(np.float32).tiny))
         content.paste(tile.resize((FILTER, FILTER), Image.Resampling.NEAREST), (column * step, row * step))
-    return _framed(content, "Filters over pixels", _sentence(filters.caption))
+    return _framed(content, "Filters over pixels", sentence(filters.caption))
 
 
 def similarity_picture(similarity: np.ndarray) -> Image.Image:
@@ -196,6 +202,12 @@ def head_grid(maps: np.ndarray, layers: Sequence[int] | None = None) -> Image.Im
     return _framed(content, "What each head looks at", note)
 
 
+def _box(values: np.ndarray, cells: tuple[float, float] | None) -> tuple[float, float, float, float]:
+    """Return the part of a grid (rows, columns, ...) that is drawn, as Pillow takes it: left, top, right, bottom."""
+    height, width = cells or values.shape[:2]
+    return 0, 0, width, height
+
+
 def _picture(values: np.ndarray) -> Image.Image:
     """Return (height, width, channels), from 0 to 1, as RGB; of channels that are not three, the mean as grey."""
     if values.shape[2] != 3:
@@ -283,5 +295,6 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
     return lines
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+def sentence(text: str) -> str:
+    """'a map is ...' -> 'A map is ... .'"""
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from vitkit.errors import InputError
 from vitkit.inspection.asking import Inspected, ask, transformer
 from vitkit.inspection.weights import fix_signs
 from vitkit.models.record import Record
@@ -31,6 +32,8 @@ def token_colors(
     tokens = np.concatenate(
         ask(module, images, record, lambda record: record.tokens[place].numpy(), batch_size)
     )
+    if not np.isfinite(tokens).all():
+        raise InputError("tokens are not finite: the model's weights are broken")
     values = _project(tokens.reshape(-1, config.width))
     low, high = np.percentile(values, PERCENTILES, axis=0)
     scaled = (values - low) / np.where(high > low, high - low, 1.0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.inspection.asking import Inspected, bare, transformer, undefined
+from vitkit.inspection.asking import Inspected, Undefined, bare, transformer
 from vitkit.models.compact import CompactTransformer
 from vitkit.models.hybrid import Backbone, Hybrid
 from vitkit.models.layers import StandardizedConv2d
@@ -50,7 +50,7 @@ def embedding_filters(model: Inspected, count: int = NUM_FILTERS) -> Filters:
         )
     components, shares = principal_components(kernels.reshape(len(kernels), -1))
     if not len(components):
-        raise undefined("a picture of filters", f"all filters of {owner} are the same")
+        raise Undefined("a picture of filters", f"all filters of {owner} are the same")
     values = components[:count].reshape(-1, *kernels.shape[1:]).astype(np.float32)
     whole = shares[: len(values)].sum()
     caption = (
@@ -140,7 +140,7 @@ def _position_table(model: Model) -> np.ndarray:
             "none": "it has no position embeddings",
             "relative": "its positions are offsets between two tokens: no patch has an embedding of its own",
         }
-        raise undefined("similarity of positions", reasons[positions])
+        raise Undefined("similarity of positions", reasons[positions])
     return table.detach().cpu().double().numpy()
 
 

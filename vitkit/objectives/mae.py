@@ -17,7 +17,7 @@ from vitkit.models.model import Model
 from vitkit.models.positions import sincos_2d
 from vitkit.models.vit import Block, VisionTransformer, cut_patches
 from vitkit.objectives.objective import Batch, Loss
-from vitkit.objectives.patches import GREY, PatchObjective, at, block_macs, count_weights, paste_patches
+from vitkit.objectives.patches import GREY, PatchObjective, at, block_macs, count_weights
 
 
 class MaskedAutoencoding(PatchObjective):
@@ -37,6 +37,10 @@ class MaskedAutoencoding(PatchObjective):
         assert isinstance(model, VisionTransformer)
         if self.config.positions_at != "stem" or self.config.positions == "relative":
             raise InputError("objective mae needs positions that are added at the stem")
+        if patch_norm and self.config.channels * self.config.patch**2 == 1:
+            raise InputError(
+                "objective mae can't normalise patches of one value: set objective.patch_norm=false"
+            )
         self.patch_norm = patch_norm
         self.decoder = Decoder(self.config, decoder_width, decoder_depth, self.last_norm())
         self._encoder = (Encoder(model),)  # in a tuple, so that its parameters are the model's alone
@@ -48,7 +52,7 @@ class MaskedAutoencoding(PatchObjective):
     def cost(self, macs: int, parameters: int) -> tuple[int, int]:
         decoder, patches = self.decoder, self.config.num_patches
         seen = patches - self.num_hidden
-        found = self.encoder_macs(self._encoder[0].model, seen)
+        found = self.encoder_macs(seen)
         found += seen * count_weights(decoder.narrow) + patches * count_weights(decoder.paint)
         found += block_macs(decoder.blocks, patches, decoder.narrow.out_features)
         return found, parameters + sum(parameter.numel() for parameter in decoder.parameters())
@@ -81,10 +85,8 @@ class MaskedAutoencoding(PatchObjective):
         _, mean, deviation = self.targets(self.normalize(images))
         painted = self.as_pixels(self.paint(self.normalize(images), order) * deviation + mean)
         places = masked[:, :, None].expand(-1, -1, patches.shape[2])
-        panels = (patches.scatter(1, places, GREY), patches.scatter(1, places, at(painted, masked)))
-        return torch.stack(
-            [images, *(paste_patches(images, panel, self.config.patch) for panel in panels)], dim=1
-        )
+        left, made = patches.scatter(1, places, GREY), patches.scatter(1, places, at(painted, masked))
+        return self.panels(images, left, made)
 
 
 class Encoder(nn.Module):

@@ -16,7 +16,7 @@ from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.models.vit import VisionTransformer, cut_patches
 from vitkit.objectives.objective import Batch, Loss
-from vitkit.objectives.patches import GREY, PatchObjective, at, count_weights, paste_patches
+from vitkit.objectives.patches import GREY, PatchObjective, at, count_weights
 
 Target = Literal["mean_color", "colors_4x4", "pixels"]
 # Cells along a side of a patch, of which each has a colour to be named.
@@ -60,7 +60,7 @@ class MaskedPatches(PatchObjective):
         return {**batch, "corrupted": sent[0], "source": sent[1]}
 
     def cost(self, macs: int, parameters: int) -> tuple[int, int]:
-        found = self.encoder_macs(self._encoder[0].model, self.config.num_patches)
+        found = self.encoder_macs(self.config.num_patches)
         found += self.num_hidden * count_weights(self.predict)
         own = (*self.corruption.parameters(), *self.predict.parameters())
         return found, parameters + sum(parameter.numel() for parameter in own)
@@ -94,8 +94,7 @@ class MaskedPatches(PatchObjective):
         else:
             painted = self.as_pixels(predicted)
         places = corrupted[:, :, None].expand(-1, -1, patches.shape[2])
-        panels = (left, patches.scatter(1, places, painted))
-        return torch.stack([images, *(paste_patches(images, panel, patch) for panel in panels)], dim=1)
+        return self.panels(images, left, patches.scatter(1, places, painted))
 
 
 class Corruption(nn.Module):

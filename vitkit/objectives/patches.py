@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, Preprocessing, ViTConfig
+from vitkit.models.layers import Attention
 from vitkit.models.model import Model
 from vitkit.models.vit import VisionTransformer
 from vitkit.objectives.objective import Objective
@@ -39,16 +41,23 @@ class PatchObjective(Objective):
         config = self.config
         return [] if config.final_norm == "tokens" else [nn.LayerNorm(config.width, config.norm_epsilon)]
 
-    def encoder_macs(self, model: VisionTransformer, num_patches: int) -> int:
+    def encoder_macs(self, num_patches: int) -> int:
         """Return the multiply-adds of an encoder that embeds all patches and reads so many of them."""
-        embedding = self.config.num_patches * count_weights(model.patch_embed)
-        return embedding + block_macs(model.blocks, self.config.num_prefix + num_patches, self.config.width)
+        config, model = self.config, self.model
+        assert isinstance(model, VisionTransformer)
+        embedding = config.num_patches * count_weights(model.patch_embed)
+        return embedding + block_macs(model.blocks, config.num_prefix + num_patches, config.width)
 
     def as_pixels(self, patches: Tensor) -> Tensor:
         """Return patches of normalised images (images, patches, values) as uint8."""
         by_channel = patches.unflatten(2, (self.config.channels, -1))
         values = by_channel / self.scale[:, 0] + self.mean[:, 0]
         return values.round().clamp(0, 255).byte().flatten(2)
+
+    def panels(self, images: Tensor, *patches: Tensor) -> Tensor:
+        """Return uint8 images beside what other patches make of them: (images, 1 + others, channels, height, width)."""
+        others = (paste_patches(images, panel, self.config.patch) for panel in patches)
+        return torch.stack([images, *others], dim=1)
 
 
 def at(values: Tensor, numbers: Tensor) -> Tensor:
@@ -70,7 +79,11 @@ def paste_patches(images: Tensor, patches: Tensor, patch: int) -> Tensor:
 
 def block_macs(blocks: nn.ModuleList, tokens: int, width: int) -> int:
     """Return the multiply-adds of encoder blocks: every matrix on each token, and attention between all of them."""
-    return tokens * count_weights(blocks) + 2 * tokens * tokens * width * len(blocks)
+    weights = count_weights(blocks)
+    for module in blocks.modules():
+        if isinstance(module, Attention) and module.relative is not None:
+            weights += (module.heads - 1) * module.relative.numel()  # each head has the table once more
+    return tokens * weights + 2 * tokens * tokens * width * len(blocks)
 
 
 def count_weights(module: nn.Module) -> int:

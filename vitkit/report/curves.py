@@ -74,8 +74,9 @@ class Curve:
 def panels(runs: Sequence[Run]) -> list[Panel]:
     """Return what can be drawn of these runs, loss first, speed last; a long climb of accuracy has a close-up."""
     evaluated = dict.fromkeys(key.split("/", 1)[1] for run in runs for key in run.metrics)
+    trained = (key for run in runs for line in run.training for key in line if numbers.is_accuracy(key))
     order = dict.fromkeys(
-        ["loss", "accuracy", *evaluated, "learning_rate", "gradient_norm", "images_per_second"]
+        ["loss", "accuracy", *trained, *evaluated, "learning_rate", "gradient_norm", "images_per_second"]
     )
     kinds = dict.fromkeys(map(kind_of_loss, runs))
     losses = [Panel("loss", loss=kind) for kind in kinds] if len(kinds) > 1 else [Panel("loss")]
@@ -235,7 +236,7 @@ def _look(runs: Sequence[Run], place: int, name: str, measure: str) -> Look:
         dict.fromkeys(key.split("/")[0].removesuffix("_ema") for run in runs for key in run.metrics)
     )
     if name == "train" and name not in splits:
-        is_beside = bool(splits) and measure in ("loss", "accuracy")
+        is_beside = bool(splits) and (measure == "loss" or numbers.is_accuracy(measure))
         return Look(
             f"run-{place}" if len(runs) > 1 or not splits else "run-9", is_faint=len(runs) > 1 and is_beside
         )
@@ -292,11 +293,13 @@ def _dress(axes: Axes, title: str, measure: str, steps_per_epoch: float | None) 
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(line)
     axes.margins(x=0.03)
-    show = {
-        "accuracy": lambda value, _: f"{value * 100:.4g}%",
-        "learning_rate": lambda value, _: f"{value:.3g}",
-    }
-    y_format = FuncFormatter(show.get(measure, lambda value, _: numbers.decimal(value)))
+
+    def show(value: float, _: object) -> str:
+        if numbers.is_accuracy(measure):
+            return f"{value * 100:.4g}%"
+        return f"{value:.3g}" if measure == "learning_rate" else numbers.decimal(value)
+
+    y_format = FuncFormatter(show)
     if axes.get_yscale() == "log":
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())

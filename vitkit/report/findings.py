@@ -36,6 +36,7 @@ from vitkit.inspection import (
     token_colors,
     uniform_distance,
 )
+from vitkit.inspection.asking import Undefined, check_head
 from vitkit.inspection.flow import Flow, Fuse
 from vitkit.models.configs import CompactConfig, HybridConfig, ViTConfig
 from vitkit.predictor import Prediction, Predictor
@@ -99,7 +100,7 @@ class Findings:
     distances: Distances | None = None
     photos: list[Photo] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
-    undefined: dict[str, str] = field(default_factory=dict)
+    undefined: dict[str, Undefined] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,11 @@ class Rollout:
         Flow(self.residual, self.discard)  # refuses shares that are none
 
 
-def open_images(images: Images) -> Source:
-    """Return the images of files, folders or a DATA string: what exists and isn't a table or shards is photos."""
+def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
+    """Return the images of files, folders or a DATA string: what exists and isn't a table or shards is photos.
+
+    leave_out: files that are no photos wherever they lie, an earlier inspection's.
+    """
     if isinstance(images, DataSpec):
         return open_data(images, default="measure")
     given = [images] if isinstance(images, str | os.PathLike) else list(images)
@@ -131,7 +135,9 @@ def open_images(images: Images) -> Source:
             raise InputError(
                 f"{text} is data, and data is inspected alone: leave out the others, or give files"
             )
-    paths = [str(path) for path in find_images([os.path.expanduser(path) for path in given])]
+    left_out = {path.resolve() for path in leave_out}
+    found = find_images([os.path.expanduser(path) for path in given])
+    paths = [str(path) for path in found if path.resolve() not in left_out]
     return Files("photos", "all", ("",), np.zeros(len(paths), np.int64), paths)
 
 
@@ -152,8 +158,7 @@ def examine_weights(predictor: Predictor) -> Findings:
 
     def filters() -> Drawing:
         values = embedding_filters(predictor)
-        caption = f"{values.caption[:1].upper()}{values.caption[1:]}."
-        return Drawing("filters", pictures.filter_sheet(values), caption)
+        return Drawing("filters", pictures.filter_sheet(values), pictures.sentence(values.caption))
 
     def positions() -> Drawing:
         image = pictures.similarity_picture(position_similarity(predictor))
@@ -193,8 +198,10 @@ def examine(
     target = _target(predictor, options.target)
     found = examine_weights(predictor)
     config = predictor.model.config
-    used = spread(len(source), num_images)
-    shown = used[spread(len(used), num_photos)]
+    shown = spread(len(source), min(num_photos, num_images))
+    others = np.setdiff1d(spread(len(source), num_images), shown)
+    others = others[spread(len(others), num_images - len(shown))]
+    used = np.union1d(shown, others)
     if not isinstance(config, ViTConfig | CompactConfig):
         used = shown  # a ResNet has no attention to measure
     done, total = 0, len(used) + NUM_METHODS * len(shown)
@@ -308,16 +315,17 @@ def _photograph(
         "discard": options.discard,
         "batch_size": batch_size,
     }
-    tops = _attempt(
-        found,
-        "prediction",
-        lambda: predictor.predict([photo.picture for photo in kept], TOP, batch_size or CHUNK),
-    )
+
+    def predict() -> list[list[Prediction]]:
+        check_head(predictor, "a prediction")
+        return predictor.predict([photo.picture for photo in kept], TOP, batch_size or CHUNK)
+
+    tops = _attempt(found, "prediction", predict)
     tell(len(kept))
     classes = [top[0]["index"] if target is None else target for top in tops or ()]
     methods: dict[str, Callable[[], np.ndarray]] = {
         "rollout": lambda: rollout(predictor, images, options.fuse, **shares),
-        # Without predictions there is no class to ask for, and the reason is the same.
+        # What has no prediction has no class to ask for: both are undefined for the same reason.
         "gradient": lambda: gradient_rollout(predictor, images, classes or 0, **shares),
         "tokens": lambda: token_colors(predictor, images, batch_size=batch_size),
         "pooling": lambda: pooling_map(predictor, images, batch_size=batch_size),
@@ -342,7 +350,7 @@ def _photograph(
                 tops[place] if tops else [],
                 target_name if "gradient" in maps else None,
                 _tiles(f"photo-{place + 1}", picture, own, target_name, predictor),
-                _sheets(f"photo-{place + 1}", picture, own),
+                _sheets(f"photo-{place + 1}", picture, own, predictor),
             )
         )
 
@@ -351,8 +359,8 @@ def _attempt(found: Findings, name: str, compute: Callable[[], Any]) -> Any:
     """Return what is computed, or note why it is not defined and return None."""
     try:
         return compute()
-    except InputError as error:
-        found.undefined[name] = str(error)
+    except Undefined as error:
+        found.undefined[name] = error
         return None
 
 
@@ -361,6 +369,7 @@ def _tiles(
 ) -> list[Drawing]:
     """Return the photo and what is drawn in its size."""
     found = [Drawing(name, picture, f"What the model saw{_left_out(predictor)}")]
+    cells = _cells(predictor) if maps else None
     pool = "SeqPool" if getattr(predictor.model.config, "pool", "") == "seqpool" else "the MAP head"
     captions = {
         "rollout": "Attention rollout",
@@ -370,10 +379,10 @@ def _tiles(
     for method, caption in captions.items():
         if method in maps:
             heat = maps[method]
-            image = pictures.overlay(picture, heat)
+            image = pictures.overlay(picture, heat, cells)
             found.append(Drawing(f"{name}-{method}", image, f"{caption}: {_scale(heat)}"))
     if "tokens" in maps:
-        image = pictures.color_picture(maps["tokens"], picture.size)
+        image = pictures.color_picture(maps["tokens"], picture.size, cells)
         found.append(Drawing(f"{name}-tokens", image, "Patch tokens as colours"))
     return found
 
@@ -382,6 +391,13 @@ def _read(prepared: Tensor, predictor: Predictor) -> Tensor:
     """Return the pixels (channels, height, width) that the model reads."""
     height, width = predictor.model.config.covered
     return prepared[:, :height, :width]
+
+
+def _cells(predictor: Predictor) -> tuple[float, float]:
+    """Return how many rows and columns of the grid lie over what the model reads; the last may reach beyond it."""
+    config = predictor.model.config
+    assert isinstance(config, ViTConfig | CompactConfig)
+    return config.covered[0] / config.stride, config.covered[1] / config.stride
 
 
 def _left_out(predictor: Predictor) -> str:
@@ -393,12 +409,14 @@ def _left_out(predictor: Predictor) -> str:
     return f": {wide} × {tall} of {width} × {height} pixels, all that whole patches cover"
 
 
-def _sheets(name: str, picture: Image.Image, maps: dict[str, np.ndarray]) -> list[Drawing]:
+def _sheets(
+    name: str, picture: Image.Image, maps: dict[str, np.ndarray], predictor: Predictor
+) -> list[Drawing]:
     """Return each layer's map over the photo, and the map of every head of every layer."""
     if "attention" not in maps:
         return []
     layers = maps["attention"].mean(1)  # (layers, rows, columns)
-    overlays = [pictures.overlay(picture, layer) for layer in layers]
+    overlays = [pictures.overlay(picture, layer, _cells(predictor)) for layer in layers]
     captions = [
         f"layer {number}: {_scale(layer).replace(' to ', '–')}" for number, layer in enumerate(layers)
     ]

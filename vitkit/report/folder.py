@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import yaml
 
 from vitkit.errors import InputError, did_you_mean
+from vitkit.report.numbers import is_accuracy
 
 STATE, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
 FINETUNE = "finetune.json"
@@ -51,7 +54,8 @@ class Run:
             for key in sorted(self.metrics, key=lambda key: key.split("/", 1)[1])
         }
         last = self.training[-1] if self.training else {}
-        for key in ("loss",) if evaluated else ("accuracy", "loss"):
+        shown = [] if evaluated else [key for key in last if is_accuracy(key)]
+        for key in (*shown, "loss"):
             if key in last:
                 evaluated.setdefault(f"train/{key}", last[key])
         return evaluated
@@ -86,7 +90,10 @@ def read_runs(path: Path) -> list[Run]:
     if not (path / FINETUNE).is_file():
         return [read_run(path)]
     seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
-    runs = [read_run(run) for run in seeds if (run / METRICS).is_file()]
+    runs = []
+    for seed in seeds:
+        with suppress(NoMetrics):
+            runs += [read_run(seed)] if (seed / METRICS).is_file() else []
     is_done = read_object(path / FINETUNE).get("status") == "done"
     if not runs and is_done:
         raise InputError(
@@ -113,12 +120,12 @@ def read_run(path: Path) -> Run:
     state, config = read_object(path / STATE), _read_config(path / CONFIG)
     training, evaluations = _read_metrics(path / METRICS)
     if not training and not evaluations:
-        failed = (
-            f"it failed: {state.get('message')}"
-            if state.get("status") == "failed"
-            else "wait for its first line"
-        )
-        raise NoMetrics(f"{path} has no metrics: {failed}")
+        reasons = {
+            "failed": f"it failed: {state.get('message')}",
+            "stopped": f"it was stopped before its first line; vit train {shlex.quote(str(path))} goes on",
+        }
+        reason = reasons.get(str(state.get("status")), "wait for its first line")
+        raise NoMetrics(f"{path} has no metrics: {reason}")
     name = str(state.get("name") or path.resolve().name)
     return Run(path, name, state, config, training, evaluations, path)
 
@@ -165,7 +172,7 @@ def _runs_in(folder: Path) -> list[Path]:
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a model may be one file
         return ""
     except UnicodeDecodeError:
         raise InputError(f"{path} is damaged: expected text in UTF-8") from None

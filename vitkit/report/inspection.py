@@ -13,8 +13,9 @@ from vitkit.config import to_dict
 from vitkit.cost import cost_of
 from vitkit.data.parts import Progress
 from vitkit.errors import InputError
+from vitkit.inspection.asking import in_short
 from vitkit.inspection.flow import Fuse
-from vitkit.inspection.pictures import distance_table
+from vitkit.inspection.pictures import distance_table, sentence
 from vitkit.models.configs import CompactConfig, ResNetConfig, Size, ViTConfig
 from vitkit.predictor import Names, Predictor, load
 from vitkit.report import numbers
@@ -32,7 +33,7 @@ from vitkit.report.findings import (
 from vitkit.report.folder import read_object
 from vitkit.report.page import Html, element, facts, join, page, section, table
 from vitkit.report.results import accuracy_in_words, accuracy_of
-from vitkit.report.sections import distance_sections, missing, photo_section, sentence, weight_sections
+from vitkit.report.sections import distance_sections, missing, photo_parts, weight_sections
 from vitkit.weights.folder import in_words
 
 PAGE, DISTANCES, RECORD = "index.html", "attention_distance.csv", "inspection.json"
@@ -71,7 +72,7 @@ def inspect_model(
     options = Rollout(fuse, residual, discard, target)
     folder = Path(out).expanduser()
     earlier = _earlier_files(folder, force)
-    source = None if images is None else open_images(images)
+    source = None if images is None else open_images(images, earlier)
     predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
     notes = (*predictor.notes, *(source.notes if source else ()))
     accuracy = None
@@ -96,6 +97,9 @@ def inspect_model(
             batch_size=batch_size,
             progress=progress,
         )
+    if announce:  # few models have pooling weights, so nobody misses them
+        for line in in_short(error for name, error in found.undefined.items() if name != "pooling"):
+            announce(line)
     contents = {f"{drawing.name}.png": drawing.png for drawing in _drawings(found)}
     if found.distances is not None:
         contents[DISTANCES] = distance_table(found.distances.values).encode()
@@ -163,7 +167,7 @@ def _result(
             for photo in found.photos
         ],
         "unreadable": [entry._asdict() for entry in found.unreadable],
-        "undefined": found.undefined,
+        "undefined": {name: str(error) for name, error in found.undefined.items()},
     }
 
 
@@ -177,7 +181,7 @@ def _page(
         _facts(predictor, accuracy),
         *weight_sections(found),
         *distance_sections(found),
-        photo_section(found, predictor, options),
+        section("Photos", *photo_parts(found, predictor, options)),
         *([section("Not drawn", *missing(found))] if found.undefined else []),
         section("Preprocessing", element("p", sentence(in_words(predictor.preprocessing)))),
         _cost(predictor),

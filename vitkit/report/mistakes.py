@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.report.page import THEME
+
 OTHERS = "other classes"
 MOST_COUNTS = 25
 "Classes up to which cells show their counts."
@@ -18,8 +20,10 @@ MOST_CELLS = 400
 "Classes up to which cells are large enough to be seen; of more, each is drawn as a dot."
 MOST_LETTERS = 28
 
-_INK, _MUTED, _LINE, _PAPER, _EMPTY = "#1b2027", "#646e7c", "#e3e7ec", "#ffffff", "#f0f2f5"
-_GOOD, _BAD = "#12804a", "#c02a2a"
+_INK, _MUTED, _LINE, _PAPER, _GOOD, _BAD = (
+    THEME[name][0] for name in ("ink", "muted", "line", "paper", "good", "bad")
+)
+_EMPTY = "#f0f2f5"
 
 
 class Tile(NamedTuple):

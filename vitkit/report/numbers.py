@@ -37,9 +37,14 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
+def is_accuracy(name: str) -> bool:
+    """Tell accuracies of any kind by their names."""
+    return name.endswith("accuracy")
+
+
 def metric(name: str, value: float) -> str:
-    """An accuracy in percent, anything else as a decimal number, with digits that stand below each other."""
-    if "accuracy" in name:
+    """A share in percent, anything else as a decimal number, with digits that stand below each other."""
+    if is_accuracy(name) or name.endswith(("average_precision", "calibration_error")):
         return percent(value)
     return f"{value:.4f}" if 1e-3 <= abs(value) < 100 else decimal(value)
 

@@ -6,6 +6,9 @@ import base64
 import html
 from collections.abc import Collection, Iterable, Sequence
 
+NOTHING = "–"
+"What stands where a value isn't known."
+
 # name -> (in the light, in the dark); curves draw with the first and are shown with the one that fits.
 THEME = {
     "paper": ("#ffffff", "#101317"),

@@ -20,7 +20,7 @@ from vitkit.report.folder import (
     read_run,
     text,
 )
-from vitkit.report.page import Html, element, facts, figure, fold, join, section, table
+from vitkit.report.page import NOTHING, Html, element, facts, figure, fold, join, section, table
 
 MEASURES = {
     "accuracy": "Accuracy",
@@ -31,9 +31,10 @@ MEASURES = {
     "loss": "Loss",
 }
 PICTURES = {"mistakes.png": "The mistakes that the model was surest of", "confusion.png": "Confusion matrix"}
+SCORES = {"recall": "Accuracy", "average_precision": "Average precision"}
+"What a class is judged by, of which `vit eval` gives one."
 MOST_CLASSES = 8
 PNG = b"\x89PNG\r\n\x1a\n"
-NOTHING = "–"
 
 
 def accuracy_of(model: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -66,7 +67,9 @@ def accuracy_in_words(found: Mapping[str, Any]) -> Html:
     if found.get("step") is not None:
         where = f"at step {found['step']:,}"
     name = numbers.metric_name(found["metric"])
-    return join([_share(found["metric"], found["value"]), " ", element("small", f"{name} {where}".strip())])
+    return join(
+        [numbers.metric(found["metric"], found["value"]), " ", element("small", f"{name} {where}".strip())]
+    )
 
 
 def results_in_short(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +96,9 @@ def result_sections(runs: Sequence[Run]) -> list[Html]:
 
 
 def _measured(run: Run, results: Mapping[str, Any], short: Mapping[str, Any]) -> list[Html]:
-    entries = [(words, _share(name, short[name])) for name, words in MEASURES.items() if name in short]
+    entries = [
+        (words, numbers.metric(name, short[name])) for name, words in MEASURES.items() if name in short
+    ]
     if short["images"] is not None:
         entries.append(("Images", f"{short['images']:,.0f}"))
     if short["data"]:
@@ -104,20 +109,19 @@ def _measured(run: Run, results: Mapping[str, Any], short: Mapping[str, Any]) ->
         content = path.read_bytes() if path.is_file() else b""
         if content.startswith(PNG):
             parts.append(fold(words, figure(content, words, kind="wide"), is_open=name == "mistakes.png"))
-    if rows := _worst(results):
-        parts.append(
-            fold("Worst classes", table(["Class", "Images", "Accuracy"], rows, right=["Images", "Accuracy"]))
-        )
+    for key, words in SCORES.items():
+        if rows := _worst(results, key):
+            columns = ["Class", "Images", words]
+            parts.append(fold("Worst classes", table(columns, rows, right=columns[1:])))
     return parts
 
 
-def _worst(results: Mapping[str, Any]) -> list[list[str]]:
-    """Return name, images and score of the classes that fare worst."""
+def _worst(results: Mapping[str, Any], key: str) -> list[list[str]]:
+    """Return name, images and score of the classes that fare worst by this score."""
     listed = results.get("per_class")
     found = []
     for row in map(mapping, listed if isinstance(listed, list) else []):
-        score = next((finite(row[key]) for key in ("recall", "average_precision") if key in row), None)
-        images = finite(row.get("images"))
+        score, images = finite(row.get(key)), finite(row.get("images"))
         if score is not None and images is not None:
             found.append((score, -images, str(row.get("class"))))
     return [
@@ -140,7 +144,7 @@ def _painted(run: Run, is_alone: bool) -> list[Html]:
     return [section(title, element("div", *shown, class_="pair"))]
 
 
-def finetuning_sections(run: Run) -> list[Html]:
+def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
     """Return what the fine-tuning came to whose model this run made."""
     known = read_object(run.home / FINETUNE)
     metric = text(known.get("metric"))
@@ -173,9 +177,4 @@ def finetuning_sections(run: Run) -> list[Html]:
         best = max(range(len(tried)), key=lambda place: tried[place]["accuracy"])
         columns = ["Learning rate tried", "Accuracy on the dev split"]
         parts.append(fold("Sweep", table(columns, rows, right=columns[1:], best=best)))
-    return [section("Fine-tuning", *parts)]
-
-
-def _share(name: str, value: float) -> str:
-    is_share = name != "loss" and not name.endswith("/loss")
-    return numbers.percent(value) if is_share else numbers.metric(name, value)
+    return [section("Fine-tuning" if is_alone else f"Fine-tuning: {run.name}", *parts)]

@@ -18,7 +18,7 @@ from vitkit.errors import InputError
 from vitkit.report import curves, numbers
 from vitkit.report.files import write_file
 from vitkit.report.folder import NoMetrics, Run, finite, flatten, mapping, read_runs, text
-from vitkit.report.page import Html, element, facts, fold, join, page, section, table
+from vitkit.report.page import NOTHING, Html, element, facts, fold, join, page, section, table
 from vitkit.report.results import finetuning_sections, result_sections, results_in_short
 
 PAGE, PICTURE = "index.html", "curves.png"
@@ -26,7 +26,6 @@ MOST_OPEN = 12
 "Rows of evaluations that are shown without asking."
 MOST_ROWS = 200
 STATUS = {"done": "good", "running": "busy", "stopped": "weak", "failed": "bad"}
-NOTHING = "–"
 
 
 def report(
@@ -69,7 +68,8 @@ def report(
     if any(run.model for run in found):
         from vitkit.report.trained import model_sections  # torch, which runs without a model do without
 
-        inside = model_sections(found, inspect=inspect, device=device, progress=progress)
+        inside, undrawn = model_sections(found, inspect=inspect, device=device, progress=progress)
+        left_out += undrawn
     elif inspect:
         raise InputError(f"{paths[0]} has no model to inspect yet: leave out --inspect")
     contents = (_page(found, inside).encode("utf-8", "backslashreplace"), curves.png(found))
@@ -132,7 +132,7 @@ def _page(runs: Sequence[Run], inside: Sequence[Html]) -> str:
     panels = (element("figure", curves.svg(runs, panel)) for panel in curves.panels(runs))
     remark = curves.remark(runs)
     # What a fine-tuning came to stands above what its last run did on the way.
-    results = [part for run in runs for part in finetuning_sections(run)]
+    results = [part for run in runs for part in finetuning_sections(run, len(runs) == 1)]
     return page(
         title,
         *_alerts(runs),

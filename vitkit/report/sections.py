@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitkit.inspection.asking import in_short, reads_class_token
+from vitkit.inspection.pictures import sentence
 from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.predictor import Prediction, Predictor
 from vitkit.report.findings import Findings, Photo, Rollout, grid_in_words
@@ -23,11 +24,6 @@ DISTANCE = (
 )
 KINDS = {"filters": "sheet told", "positions": "wide told", "distance": "wide chart"}
 "How each picture of the whole model is shown."
-
-
-def sentence(text: str) -> str:
-    """'a map is ...' -> 'A map is ... .'"""
-    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
 
 
 def weight_sections(found: Findings) -> list[Html]:
@@ -56,17 +52,14 @@ def distance_sections(found: Findings) -> list[Html]:
     return [section(title, element("p", DISTANCE), drawn(found, "distance"), numbers)]
 
 
-def photo_section(found: Findings, predictor: Predictor, options: Rollout) -> Html:
+def photo_parts(found: Findings, predictor: Predictor, options: Rollout) -> list[Html]:
     """Return a card for each photo, after how to read them."""
     if not found.photos:
         was_asked = found.distances is not None or "distance" in found.undefined
         words = "No photo was to be drawn, or none of them can be read." if was_asked else NO_IMAGES
-        return section("Photos", element("p", words, class_="note"))
-    return section(
-        "Photos",
-        element("p", _how_to_read(predictor, options)),
-        *(_card(photo, is_open=place == 0) for place, photo in enumerate(found.photos)),
-    )
+        return [element("p", words, class_="note")]
+    cards = (_card(photo, is_open=place == 0) for place, photo in enumerate(found.photos))
+    return [element("p", _how_to_read(predictor, options)), *cards]
 
 
 def missing(found: Findings) -> list[Html]:

@@ -7,42 +7,48 @@ from collections.abc import Sequence
 from vitkit.data.open import open_data
 from vitkit.data.parts import Progress
 from vitkit.errors import InputError
+from vitkit.inspection.pictures import sentence
 from vitkit.predictor import load
 from vitkit.report.findings import Findings, Rollout, examine, examine_weights
 from vitkit.report.folder import Run, mapping, text
 from vitkit.report.page import Html, element, section
-from vitkit.report.sections import DISTANCE, FILTERS, POSITIONS, drawn, missing, photo_section, sentence
+from vitkit.report.sections import DISTANCE, FILTERS, POSITIONS, drawn, missing, photo_parts
 
 NUM_IMAGES, NUM_PHOTOS = 32, 3
 
 
 def model_sections(
     runs: Sequence[Run], *, inspect: bool, device: str, progress: Progress | None
-) -> list[Html]:
+) -> tuple[list[Html], list[str]]:
     """Return a section for each run that has a model: what needs no images and, to inspect, what needs a few.
 
-    What can't be drawn has a sentence in its place.
+    What can't be drawn has a sentence in its place; these sentences are returned beside.
     """
-    parts = []
+    parts, left_out = list[Html](), list[str]()
     for run in runs:
         if run.model is not None:
             title = "Inside the model" if len(runs) == 1 else f"Inside {run.name}"
             try:
-                content = _content(run, inspect, device, progress)
+                content, reason = _content(run, inspect, device, progress)
             except InputError as error:
-                content = [_note(f"the model can't be drawn: {error}")]
+                content, reason = [], f"the model can't be drawn: {error}"
+            if reason:
+                content.append(element("p", sentence(reason), class_="note"))
+                left_out.append(f"{run.name}: {reason}")
             parts.append(section(title, *content))
-    return parts
+    return parts, left_out
 
 
-def _content(run: Run, inspect: bool, device: str, progress: Progress | None) -> list[Html]:
+def _content(run: Run, inspect: bool, device: str, progress: Progress | None) -> tuple[list[Html], str]:
+    """Return what is drawn of a model, and why attention isn't, '' where it is or needn't be."""
     assert run.model is not None
     predictor = load(run.model, device=device)
-    found, options = examine_weights(predictor), Rollout()
     if not inspect:
-        return [_pictures(found), *missing(found)]
+        return _of_weights(examine_weights(predictor)), ""
+    options = Rollout()
     try:
-        source = open_data(_data(run), default="measure")
+        objective = mapping(run.config.get("objective")).get("name", "supervised")
+        source = open_data(_data(run), default="measure", labelled=objective == "supervised")
         found = examine(
             predictor,
             source,
@@ -52,8 +58,13 @@ def _content(run: Run, inspect: bool, device: str, progress: Progress | None) ->
             progress=progress,
         )
     except InputError as error:
-        return [_pictures(found), *missing(found), _note(f"attention is not drawn: {error}")]
-    return [_pictures(found), photo_section(found, predictor, options), *missing(found)]
+        return _of_weights(examine_weights(predictor)), f"attention is not drawn: {error}"
+    photos = photo_parts(found, predictor, options)
+    return [_pictures(found), element("h3", "Photos"), *photos, *missing(found)], ""
+
+
+def _of_weights(found: Findings) -> list[Html]:
+    return [_pictures(found), *missing(found)]
 
 
 def _data(run: Run) -> str:
@@ -75,7 +86,3 @@ def _pictures(found: Findings) -> Html:
         if name in found.drawings
     )
     return element("div", *parts, class_="pair")
-
-
-def _note(words: str) -> Html:
-    return element("p", sentence(words), class_="note")
