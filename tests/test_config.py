@@ -192,7 +192,7 @@ def test_defaults_are_left_out_or_given() -> None:
         ({"maybe": "none"}, "maybe in sample.yaml is 'none'; expected a number or nothing (null)"),
         (
             {"size": (1, 2, 3)},
-            "size in sample.yaml is (1, 2, 3); expected a whole number or a list of a whole number and a whole number",
+            "size in sample.yaml is (1, 2, 3); expected a whole number or HEIGHTxWIDTH such as 224x160",
         ),
         ({"units": "x"}, "units in sample.yaml is 'x'; expected a list of a whole number"),
         ({"units": [1, 2.5]}, "units in sample.yaml is [1, 2.5]; expected a list of a whole number"),
@@ -214,6 +214,13 @@ def test_whole_numbers_become_numbers_and_lists_tuples() -> None:
     assert type(sample.rate) is float
     assert (sample.size, sample.units, sample.means) == ((3, 4), (), (1.0,))
     assert type(sample.means[0]) is float
+
+
+@pytest.mark.parametrize(("text", "size"), [("16x32", (16, 32)), ("16", (16, 16))])
+def test_a_size_is_written_as_height_x_width(text: str, size: tuple[int, int]) -> None:
+    assert from_dict(Sample, {"count": 1, "size": text}, "sample").size == size
+    for wrong in ("16x", "x", "16x32x3", "-1x2", "1.5x2", "16 x 32"):
+        assert refused({"count": 1, "size": wrong}).endswith("HEIGHTxWIDTH such as 224x160")
 
 
 def test_override_replaces_and_keeps() -> None:
@@ -366,6 +373,23 @@ def test_changes_reach_into_sections_and_leave_the_rest() -> None:
     assert after == {"a": {"b": 7, "c": {"d": 4}}, "e": "8=9", "f": {"g": 6}}
     assert before == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert merge(before, ["a={b: 2}"]) == {"a": {"b": 2}, "e": 3}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["a.b=1", "a={b: 2}"],
+        ["seed=1", "a.b=1", "e=2", " a ={c: 2}"],
+        ["a.c.d=1", "a.c={e: 2}"],
+        ["a.c.d=1", "a=null"],
+    ],
+)
+def test_a_change_that_a_later_one_would_drop_is_refused(changes: list[str]) -> None:
+    first = next(change for change in changes if "." in change)
+    with pytest.raises(InputError) as error:
+        merge({"a": {"b": 0}}, changes)
+    assert str(error.value) == f"{first} is undone by {changes[-1]}, which comes later: put that first"
+    merge({"a": {"b": 0}}, ["ab.c=1", "a={b: 1, c: {}}", "a.b=2", "a.c.d=3", "a.b=4"])
 
 
 def test_meanings_are_the_texts_beneath_fields() -> None:

@@ -544,7 +544,7 @@ def test_the_scaling_page_shows_differences(vit: Any) -> None:
         ((), "error: no model named; try: vit cost B/16, or: vit cost --table sizes\n"),
         (
             ("B/16", "--image-size", "384x"),
-            "error: --image-size is '384x'; expected pixels such as 384, or height x width as in 384x512\n",
+            "error: --image-size is '384x'; expected a whole number or HEIGHTxWIDTH such as 224x160\n",
         ),
         (
             ("B/16", "--table", "sizes"),

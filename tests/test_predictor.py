@@ -136,7 +136,9 @@ def test_few_classes_and_no_head(files: list[Path]) -> None:
     two = Predictor(tiny(2), PREPROCESSING, ("no", "yes"))
     assert len(two.predict(files[0])[0]) == 2
     headless = Predictor(tiny(0), PREPROCESSING, (), name="headless")
-    with pytest.raises(InputError, match="^headless has no classification head"):
+    with pytest.raises(
+        InputError, match="^headless has no classification head: `vit finetune MODEL DATA` gives"
+    ):
         headless.predict(files[0])
     assert headless.embed(files[:2]).shape == (2, 32)
 

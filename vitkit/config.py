@@ -113,6 +113,8 @@ def convert(value: Any, hint: Any) -> Any:
             raise TypeError
         return dict(value)
     if origin is tuple:
+        if args == (int, int) and isinstance(value, str):
+            value = _sides(value)
         if not isinstance(value, (list, tuple)) and args[-1] is Ellipsis:
             value = [value]  # one of several, as in track=tensorboard
         if not isinstance(value, (list, tuple)):
@@ -135,6 +137,14 @@ def convert(value: Any, hint: Any) -> Any:
     return value
 
 
+def _sides(text: str) -> tuple[int, int]:
+    """Return (height, width) of 384 or 384x512, or raise TypeError."""
+    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text)
+    if match is None:
+        raise TypeError
+    return int(match[1]), int(match[2] or match[1])
+
+
 def describe(hint: Any) -> str:
     """Say in words what values an annotation admits."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -142,6 +152,8 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(repr(arg) for arg in args)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(arg) for arg in args)
+    if args == (int, int):
+        return "HEIGHTxWIDTH such as 224x160"
     if origin is tuple:
         return "a list of " + " and ".join(describe(arg) for arg in args if arg is not Ellipsis)
     if origin is dict or dataclasses.is_dataclass(hint):
@@ -203,6 +215,7 @@ def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
 
     Values are read as YAML; a mapping takes the place of the whole section, as in 'schedule={name: constant}'.
     """
+    refuse_undone(changes)
     merged = {
         key: merge(value, ()) if isinstance(value, Mapping) else value for key, value in settings.items()
     }
@@ -221,6 +234,15 @@ def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
             section = below
         section[names[-1]] = value
     return merged
+
+
+def refuse_undone(changes: Sequence[str]) -> None:
+    """Refuse a change of a setting before one of its whole section, which would drop it."""
+    paths = [change.partition("=")[0].strip() for change in changes]
+    for place, path in enumerate(paths):
+        for before, other in zip(changes, paths[:place], strict=False):
+            if other.startswith(f"{path}."):
+                raise InputError(f"{before} is undone by {changes[place]}, which comes later: put that first")
 
 
 def _value(text: str) -> Any:

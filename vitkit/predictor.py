@@ -98,7 +98,10 @@ class Predictor:
         if top < 1:
             raise InputError(f"top must be at least 1, not {top}")
         if not self.class_names:
-            raise InputError(f"{self.name} has no classification head; its features are what embed() gives")
+            raise InputError(
+                f"{self.name} has no classification head: `vit finetune MODEL DATA` gives it one; its features are "
+                "what embed() gives in Python"
+            )
         for row in self._outputs(self.logits, images, batch_size):
             yield row if isinstance(row, InputError) else self._top(row, top)
 

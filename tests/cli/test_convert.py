@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_nothing(
     ("arguments", "message"),
     [
         (["--to", "onnx"], "'onnx' is not one of"),
-        (["--image-size", "big"], "--image-size is 'big'; expected pixels such as 384"),
+        (["--image-size", "big"], "--image-size is 'big'; expected a whole number or HEIGHTxWIDTH"),
         (["--image-size", "8"], "is smaller than one patch of 16"),
         (["--channels", "0"], "channels must be at least 1, not 0"),
         (["--num-classes", "-2"], "num_classes must be at least 0, not -2"),

@@ -198,7 +198,7 @@ def test_a_bad_image_is_an_error_that_names_it() -> None:
             list(loader(Files(broken=[5]), workers=workers).steps(0, 2))
         assert str(error.value).startswith(message)
         assert str(error.value).endswith(
-            "; bad_images=skip (data.bad_images in a run) leaves such images out"
+            "; data.bad_images=skip (bad_images='skip' in Python) leaves such images out"
         )
 
 
@@ -209,7 +209,8 @@ def test_bad_images_can_be_left_out() -> None:
     batches = []
     for run in runs:
         with pytest.warns(
-            UserWarning, match=r"left out photo-\d+.jpg: it is not .* loader.bad names"
+            UserWarning,
+            match=r"left out photo-\d+.jpg: it is not .*; a run names all .* at its end, loader.bad does in Python$",
         ) as warned:
             batches.append(list(run.steps(0, 2)))
         assert len(warned) == 1
@@ -225,7 +226,7 @@ def test_a_disk_that_fails_is_an_error_that_names_the_image(workers: int) -> Non
     with pytest.raises(InputError) as error:
         list(loader(source, "resize(8)", workers=workers).steps(0, 2))
     assert str(error.value).startswith(
-        "cannot read photo-5.jpg: [Errno 5] Input/output error; bad_images=skip"
+        "cannot read photo-5.jpg: [Errno 5] Input/output error; data.bad_images=skip"
     )
     with pytest.warns(UserWarning, match="left out photo-5.jpg"):
         assert len(list(loader(source, "resize(8)", workers=workers, bad_images="skip").steps(0, 2))) == 2

@@ -37,7 +37,7 @@ def test_sizes() -> None:
         ("inception_crop", "inception_crop needs size, as in inception_crop(size=...)"),
         (
             "inception_crop(a)",
-            "inception_crop: size is 'a'; expected a side or HEIGHTxWIDTH, such as 224 or 224x160",
+            "inception_crop: size is 'a'; expected a whole number or HEIGHTxWIDTH such as 224x160",
         ),
         (
             "resize(8,interpolation=linear)",
@@ -50,9 +50,9 @@ def test_sizes() -> None:
         ("|flip", "pipeline '|flip': '' is no step"),
         (
             "resize((64,32))",
-            "resize: size is '(64,32)'; expected a side or HEIGHTxWIDTH, such as 224 or 224x160",
+            "resize: size is '(64,32)'; expected a whole number or HEIGHTxWIDTH such as 224x160",
         ),
-        ("resize(64/32)", "resize: size is '64/32'; expected a side or HEIGHTxWIDTH"),
+        ("resize(64/32)", "resize: size is '64/32'; expected a whole number or HEIGHTxWIDTH"),
         (
             "resize(64,32)",
             "resize: interpolation is '32'; expected one of 'bilinear', 'bicubic'; two sides are resize(64x32)",

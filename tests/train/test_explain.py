@@ -27,6 +27,7 @@ def settings(document: dict[str, Any]) -> dict[str, Any]:
         (["model={name: Ti/16, patch: 4, width: 16, heads: 2}", "data.pipeline=inception_crop(12x16)|mixup(0.2)"], [12, 16]),
         (["model={name: Ti/16}", "data.pipeline=flip|mixup(0.2)"], [224, 224]),
         (["model={name: Ti/16, image_size: [32, 16]}", "data.pipeline=resize(64)|mixup(0.2)"], [32, 16]),
+        (["model={name: Ti/16}", "model.image_size=32x16"], [32, 16]),
     ],
 )  # fmt: skip
 def test_the_image_size_is_the_one_that_is_built(changes: list[str], size: list[int], tmp_path: Path) -> None:
@@ -84,3 +85,6 @@ def test_runs_and_starts(tmp_path: Path) -> None:
     shown = settings(explain(recipe, start))
     assert (shown["model.width"], shown["model.dropout"], shown["model.stochastic_depth"]) == (16, 0.1, 0.3)
     assert shown["model.image_size"] == [16, 16]
+    assert settings(explain(recipe, [*start, "model.image_size=8x16"]))["model.image_size"] == [8, 16]
+    with pytest.raises(InputError, match=r"^image_size in model is '8x'; expected a whole number or HEIGHTx"):
+        explain(recipe, [*start, "model.image_size=8x"])

@@ -22,10 +22,12 @@ from vitkit.data.open import open_data
 from vitkit.errors import InputError
 from vitkit.evaluate.fewshot import fewshot
 from vitkit.evaluate.knn import knn
-from vitkit.train.pictures import cut_pictures, drawn
+from vitkit.train.build import build
+from vitkit.train.pictures import Pictures, cut_pictures, drawn, sheet
 from vitkit.train.recipes import resolve
 from vitkit.train.runs import read_record
 from vitkit.transfer.finetune import finetune
+from vitkit.world import World
 
 HERE = Path(__file__).parent
 TINY = run_path(str(HERE / "tiny_runs.py"))
@@ -120,6 +122,11 @@ def test_objective_by_its_name_alone_takes_the_place_of_the_section(tmp_path: Pa
     assert (objective.name, objective.target, objective.loss) == ("masked_patches", "pixels", "auto")
     with pytest.raises(InputError, match="loss has no meaning for objective 'masked_patches'"):
         resolve(recipe, ["objective.name=masked_patches"])
+    with pytest.raises(InputError) as error:
+        resolve(recipe, ["objective.target=pixels", "objective=masked_patches"])
+    assert str(error.value) == (
+        "objective.target=pixels is undone by objective=masked_patches, which comes later: put that first"
+    )
     with pytest.raises(InputError, match="name in objective is 'patches'; expected one of 'supervised'"):
         resolve(recipe, ["objective=patches"])
 
@@ -177,41 +184,88 @@ def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
     assert result["pictures"] == files
     assert f"pictures of what it learns: {tmp_path / 'run' / 'pictures'}" in listener.notes
     first, last = (np.asarray(Image.open(file)) for file in files)
-    assert first.shape == (4 * 128 + 3 * 4, 3 * 128 + 2 * 4, 3)  # four images of 8 pixels, 16 times as large
+    head = 18
+    assert first.shape == (
+        head + 4 * 128 + 3 * 4,
+        3 * 128 + 2 * 4,
+        3,
+    )  # images of 8 pixels, 16 times as large
     columns = [slice(0, 128), slice(132, 260), slice(264, 392)]
+    assert all(first[:head, column].min() == 0 for column in columns)
+    assert np.array_equal(first[:head], last[:head])
     for column, same in zip(columns, (True, True, False), strict=True):
         assert np.array_equal(first[:, column], last[:, column]) == same
     digits = vitkit.open_data("digits:test[:65]").images
     assert digits is not None
-    assert np.array_equal(first[:128:16, :128:16], digits[0].repeat(3, axis=2)[:, :, :3])
+    assert np.array_equal(first[head:][:128:16, :128:16], digits[0].repeat(3, axis=2)[:, :, :3])
+    mine = [tmp_path / "run" / "pictures" / name for name in ("mine.png", "9.png")]
+    for path in mine:
+        path.write_bytes(b"")
     cut_pictures(tmp_path / "run", 5)
     assert [path.name for path in drawn(tmp_path / "run")] == ["00000000.png"]
+    assert all(path.exists() for path in mine)
     supervised = TINY["run_tiny"](tmp_path / "labels", "duration=2")
     assert supervised["pictures"] == [] and not (tmp_path / "labels/pictures").exists()
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (16, 64), (70, 70), (224, 224), (448, 64)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_headings_fit_their_columns(shape: tuple[int, int], channels: int) -> None:
+    found = sheet(np.full((2, 3, channels, *shape), 200, np.uint8))
+    scale = max(1, 128 // max(shape))
+    height, width = scale * shape[0], scale * shape[1]
+    head = found.shape[0] - 2 * height - 4
+    assert head == max(12, width // 14) * 3 // 2 and found.shape[1] == 3 * width + 8
+    for column in range(3):
+        letters = found[:head, column * (width + 4) : (column + 1) * (width + 4)].min(axis=(0, 2)) < 128
+        assert letters.any() and not letters[width:].any()
+    assert found[head:][:height, :width].min() == 200
 
 
 def test_pictures_are_of_train_where_nothing_is_measured(tmp_path: Path) -> None:
     result = TINY["run_tiny"](tmp_path / "run", *MAE, "data.evaluate=null", "duration=2")
     image = np.asarray(Image.open(result["pictures"][0]))
     digits = vitkit.open_data("digits:train[:128]").images
-    assert digits is not None and np.array_equal(image[:128:16, :128:16, 0], digits[0][:, :, 0])
+    assert digits is not None and np.array_equal(image[18:][:128:16, :128:16, 0], digits[0][:, :, 0])
 
 
 @pytest.mark.filterwarnings("ignore:left out")
-def test_an_image_that_cannot_be_read_leaves_out_pictures_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bad", "shown"), [([0], [20, 40, 10, 50]), ([0, 2, 4], [60, 10, 50])])
+def test_images_that_cannot_be_read_give_way_to_others(
+    bad: list[int], shown: list[int], tmp_path: Path
+) -> None:
+    """Of a, which holds the even numbers, and b two places each; a place without an image is left out."""
     for number in range(8):
         folder = tmp_path / "photos" / "train" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(folder / f"{number}.png")
-    (tmp_path / "photos/train/a/0.png").write_bytes(b"no image")
+        Image.fromarray(np.full((8, 8, 3), 10 * number, np.uint8)).save(folder / f"{number}.png")
+    for number in bad:
+        (tmp_path / f"photos/train/a/{number}.png").write_bytes(b"no image")
     listener = TINY["Listener"]()
     result = TINY["run_tiny"](
         tmp_path / "run", *MAE, f"data.train={tmp_path / 'photos'}:train", "data.evaluate=null",
         "data.pipeline=resize(8)", "data.bad_images=skip", "data.workers=0", "batch_size=4", "duration=2", "evaluate_every=1",
         listener=listener,
     )  # fmt: skip
-    assert (result["status"], result["pictures"]) == ("done", [])
-    assert sum(note.startswith("no pictures: ") for note in listener.notes) == 1
+    image = np.asarray(Image.open(result["pictures"][-1]))[18:, :, 0]
+    assert image[:: 128 + 4, 0].tolist() == shown
+    assert not any(note.startswith("no pictures: ") for note in listener.notes)
+    unreadable = {str(tmp_path / f"photos/train/a/{number}.png") for number in bad}
+    assert {entry["image"] for entry in result["unreadable"]} == unreadable
+    assert all(entry["reason"].startswith("it is not an image") for entry in result["unreadable"])
+
+
+def test_pictures_are_left_out_where_no_image_can_be_read(tmp_path: Path) -> None:
+    listener = TINY["Listener"]()
+    config = resolve(TINY["write_recipe"](tmp_path), MAE)
+    parts = build(config, World(0, 1, torch.device("cpu")))
+    parts.evaluator.source.images = None  # type: ignore[union-attr]
+    parts.evaluator.source.read = lambda index: b"no image"  # type: ignore[union-attr, method-assign]
+    pictures = Pictures(config, parts, tmp_path, listener, World(0, 1, torch.device("cpu")))
+    for step in (0, 1):
+        pictures.draw(step)
+    [note] = listener.notes
+    assert note.startswith("no pictures: cannot read") and not drawn(tmp_path)
 
 
 def test_the_loss_of_held_out_images(tmp_path: Path) -> None:
@@ -221,9 +275,6 @@ def test_the_loss_of_held_out_images(tmp_path: Path) -> None:
     assert result["best"] is None
     line = TINY["lines"](tmp_path / "run")[-1]
     config = resolve(TINY["write_recipe"](tmp_path), changes)
-    from vitkit.train.build import build
-    from vitkit.world import World
-
     parts = build(config, World(0, 1, torch.device("cpu")))
     state = TINY["tensors"](tmp_path / "run")
     parts.objective.load_state_dict(

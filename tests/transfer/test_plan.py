@@ -9,13 +9,15 @@ import pytest
 from PIL import Image
 
 import vitkit
+from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.spec import as_spec
 from vitkit.errors import InputError
+from vitkit.models.configs import write_size
 from vitkit.models.names import model_config
 from vitkit.train.build import resolve_periods
 from vitkit.train.schedules import build_schedule
 from vitkit.transfer.plan import Part, cut, make_plan
-from vitkit.transfer.protocols import PAPER, fitting_size, hyper_rule
+from vitkit.transfer.protocols import PAPER, fitting_size, hyper_rule, in_proportion
 
 TINY = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 16, "patch": 4, "image_size": 8}
 
@@ -63,10 +65,46 @@ def test_hyper_rule_goes_by_the_size_of_images(side: int, size: int) -> None:
 
 
 def test_a_size_fits_the_patch() -> None:
-    assert fitting_size(model_config("B/16"), 384) == 384
-    assert fitting_size(model_config("H/14"), 384) == 378
-    assert fitting_size(model_config("R50+B/16"), 384) == 384
-    assert fitting_size(model_config("BiT-R50x1"), 384) == 384
+    assert fitting_size(model_config("B/16"), 384) == (384, 384)
+    assert fitting_size(model_config("H/14"), 384) == (378, 378)
+    assert fitting_size(model_config("R50+B/16"), (384, 200)) == (384, 192)
+    assert fitting_size(model_config("BiT-R50x1"), 384) == (384, 384)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "side", "fitting"),
+    [
+        *[(name, 224, 384, (384, 384)) for name in ("B/16", "BiT-R50x1")],
+        ("H/14", 224, 384, (378, 378)),
+        ("B/16", (160, 320), 384, (272, 544)),
+        ("Ti/16", (384, 96), 128, (256, 64)),
+    ],
+)
+def test_another_resolution_keeps_proportions_and_pixels(
+    name: str, size: int | tuple[int, int], side: int, fitting: tuple[int, int]
+) -> None:
+    assert in_proportion(model_config(name, image_size=size), side) == fitting
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "departures"),
+    [
+        (["protocol=quick"], (8, 16), ()),
+        (["protocol=quick", "image_size=16x8"], (16, 8), ("image_size=16x8",)),
+        (["protocol=quick", "image_size=[4,8]"], (4, 8), ("image_size=4x8",)),
+        (["protocol=quick", "image_size=8"], (8, 8), ("image_size=8",)),
+        (["protocol=paper"], (92, 180), ()),
+    ],
+)
+def test_a_model_that_is_not_square_keeps_its_proportions(
+    tmp_path: Path, changes: list[str], size: tuple[int, int], departures: tuple[str, ...]
+) -> None:
+    wide = {**TINY, "image_size": (8, 16)}
+    vitkit.save(vitkit.create_model("Ti/16", num_classes=3, **wide), tmp_path / "wide")
+    plan = make_plan(str(tmp_path / "wide"), "digits", [*changes, "duration=10"], "cpu")
+    assert parse_pipeline(plan.config(plan.whole).data.pipeline).size == size
+    assert plan.departures == (*departures, "duration=10")
+    assert f", {write_size(size)} px" in plan.notes[-1]
 
 
 def test_the_papers_protocol(model: str) -> None:
@@ -163,6 +201,9 @@ def folder_of_photos(root: Path, **classes: int) -> str:
         (["protocol=paper", "select=best"], "select=best has no images to choose by but those that are"),
         (["protocol=paper", "duration=4", "schedule.warmup=5"], "warmup and cooldown take 5 and 0 steps"),
         (["image_size=9"], "image_size 9 is no multiple of the model's patch; 8 is"),
+        (["image_size=8x15"], "image_size 8x15 is no multiple of the model's patch; 8x16 is"),
+        (["image_size=8x0"], "image_size must be at least 1, not 8x0"),
+        (["image_size=8x"], "image_size in the changes is '8x'; expected a whole number or HEIGHTxWIDTH"),
         (["batch_size=0"], "batch_size must be at least 1, not 0"),
         (
             ["image_size=8", "data.pipeline=resize(20)|random_crop(16)"],

@@ -448,6 +448,12 @@ def test_a_side_that_patches_do_not_fill_is_rounded(patch: int, side: int) -> No
     assert f"image_size={side}" in changes and f"data.pipeline=resize({side})|flip" in changes
 
 
+def test_a_size_may_be_height_x_width() -> None:
+    changes = changes_of("vit", exercise("dtd"), model_config("Ti/16"), None, ["image_size=160x321"])
+    assert "image_size=160x320" in changes
+    assert "data.pipeline=resize(187x373)|random_crop(160x320)|flip" in changes
+
+
 def test_shapes_practises_and_is_not_compared() -> None:
     finetune = FakeFinetune()
     document = vtab("Ti/16", "shapes", protocol="light", steps=3, run="mine", finetune=finetune)

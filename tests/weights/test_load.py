@@ -23,6 +23,7 @@ from vitkit.models.positions import resample_table
 from vitkit.weights import google, huggingface, torchvision
 from vitkit.weights.convert import convert, save
 from vitkit.weights.files import read_tensors, write_npz
+from vitkit.weights.folder import in_words
 from vitkit.weights.load import LoadedModel, load_model
 
 HALF = (0.5, 0.5, 0.5)
@@ -135,7 +136,19 @@ def test_runs(ours: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert load_model(f"{run}@last").name == "mu/16"
     monkeypatch.chdir(tmp_path)
     assert message("runs/second") == "no such file or folder: runs/second"
+    for spec in ("runs/frist", "./runs/frist", "runs/frist@last"):
+        name = spec.removesuffix("@last")
+        assert message(spec) == f"no such file or folder: {name}; did you mean 'first'?"
+    (tmp_path / "mine.safetensors").write_bytes(b"")
+    assert message("mien.safetensors").endswith("; did you mean 'mine.safetensors'?")
     assert message("runz/second").startswith("unknown model 'runz/second'")
+
+
+def test_the_last_weights_of_a_fine_tuning_are_its_first_seeds(ours: LoadedModel, tmp_path: Path) -> None:
+    last = tiny(num_classes=4)
+    save(ours, tmp_path / "tuned" / "model")
+    save(last, tmp_path / "tuned" / "seed-0" / "run" / "model-last")
+    assert_weights(load_model(f"{tmp_path}/tuned@last"), last)
 
 
 @pytest.mark.parametrize(
@@ -653,6 +666,15 @@ def test_positions_are_resampled_as_told(tmp_path: Path) -> None:
     expected = resample_table(model.pos_embed.data, (4, 4), (6, 6), 1, "bilinear_corners")  # type: ignore[arg-type]
     assert torch.equal(told.pos_embed, expected)  # type: ignore[arg-type]
     assert not torch.allclose(load_model(spec, image_size=96).model.pos_embed, expected)  # type: ignore[arg-type]
+
+
+def test_the_words_of_an_input_that_is_not_square(file: Path) -> None:
+    """A photo is resized to cover the box, whichever of its sides is the shorter."""
+    loaded = load_model(file, image_size=(160, 320))
+    assert in_words(loaded.preprocessing) == (
+        "resized to cover 177x355, centre crop 160x320, bicubic, mean 0.5, std 0.5"
+    )
+    assert in_words(loaded.preprocessing) in loaded.notes[0]
 
 
 @pytest.mark.parametrize("size", ["64", 32.0, (1, 2, 3), True])

@@ -535,7 +535,7 @@ ENTRIES: list[tuple[str, Any, str]] = [
     ("vitkit.model.mlp_width", 10**9, "shape"),
     ("vitkit.model.image_size", [10**6, 10**6], "pos_embed"),
     ("vitkit.model.image_size", [0, 0], "image_size must be positive"),
-    ("vitkit.model.image_size", [1, 2, 3], "expected a whole number or a list of"),
+    ("vitkit.model.image_size", [1, 2, 3], "expected a whole number or HEIGHTxWIDTH"),
     ("vitkit.model.channels", 0, "channels must be at least 1, not 0"),
     ("vitkit.model.num_classes", 4, "head.weight has shape (3, 32), the model's has (4, 32)"),
     ("vitkit.model.num_classes", -3, "num_classes must be at least 0, not -3"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
+from vitkit.config import convert, describe
 from vitkit.errors import InputError
+from vitkit.models.configs import Size, as_size
 
 
 def parse_size(text: str) -> tuple[int, int]:
     """Return (height, width) of 384 or 384x512."""
-    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", text)
-    if not match:
-        raise InputError(
-            f"--image-size is {text!r}; expected pixels such as 384, or height x width as in 384x512"
-        )
-    return int(match[1]), int(match[2] or match[1])
+    try:
+        return as_size(convert(text, Size))
+    except TypeError:
+        raise InputError(f"--image-size is {text!r}; expected {describe(Size)}") from None

@@ -88,7 +88,7 @@ class Fetcher:
                 advice = (
                     ""
                     if self.order is None
-                    else "; bad_images=skip (data.bad_images in a run) leaves such images out"
+                    else "; data.bad_images=skip (bad_images='skip' in Python) leaves such images out"
                 )
                 raise InputError(f"cannot read {where}: {message}{advice}")
             bad[where] = message

@@ -167,7 +167,10 @@ class Loader:
         """Augment all images at once, which changes none of them, and mix within each step, on the device."""
         if fetched.bad and not self.bad:
             where, message = next(iter(fetched.bad.items()))
-            warnings.warn(f"left out {where}: {message}; loader.bad names all such images", stacklevel=4)
+            warnings.warn(
+                f"left out {where}: {message}; a run names all such images at its end, loader.bad does in Python",
+                stacklevel=4,
+            )
         self.bad |= fetched.bad
         images = fetched.images.to(self.device, non_blocking=True)
         draw = Draw(self.seed, steps.start, positions)

@@ -55,7 +55,6 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 _STEP = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
-_SIZE = re.compile(r"(\d+)x(\d+)")
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,7 @@ def _convert(name: str, text: str, hint: Any) -> Any:
             raise TypeError
         value = convert(_value(text), hint)
     except TypeError:
-        expected = "a side or HEIGHTxWIDTH, such as 224 or 224x160" if name == "size" else describe(hint)
-        raise InputError(f"{name} is {text!r}; expected {expected}") from None
+        raise InputError(f"{name} is {text!r}; expected {describe(hint)}") from None
     if name in RANGES:
         _check_range(name, value, *RANGES[name])
     return value
@@ -228,8 +226,6 @@ def _split(text: str, separator: str) -> list[str]:
 def _value(text: str) -> Any:
     if re.fullmatch(r"[+-]?\d+", text):
         return int(text)
-    if match := _SIZE.fullmatch(text):
-        return int(match[1]), int(match[2])
     if "/" in text:
         return tuple(map(_value, text.split("/")))
     if text in ("true", "false"):

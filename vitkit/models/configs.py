@@ -23,6 +23,12 @@ def as_size(size: Size) -> tuple[int, int]:
     raise InputError(f"an image size is {size!r}; expected pixels, or height and width")
 
 
+def write_size(size: Size) -> str:
+    """Return a size as settings and pipelines spell it: 224, or 160x320."""
+    height, width = as_size(size)
+    return str(height) if height == width else f"{height}x{width}"
+
+
 def _tiled(size: tuple[int, int], grid: tuple[int, int], stride: int) -> tuple[int, int]:
     """Return the part of an image (height, width) that a grid of tokens covers."""
     return min(size[0], grid[0] * stride), min(size[1], grid[1] * stride)
@@ -383,7 +389,7 @@ class Preprocessing:
     image_size: Size = (224, 224)
     "Height and width of the model's input."
     crop_fraction: float | None = None
-    "Share of the resized image that a centre crop keeps: the shorter side is resized to size / crop_fraction first. None squashes the whole image to image_size."
+    "Share of the resized image that a centre crop keeps: the image is resized to just cover size / crop_fraction first. None squashes the whole image to image_size."
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     "Interpolation of the resize, antialiased."
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from vitkit.config import override
+from vitkit.config import check_settings, override
 from vitkit.data.loader import Loader
 from vitkit.data.memory import cached
 from vitkit.data.open import open_data
@@ -26,7 +26,7 @@ from vitkit.evaluate.fewshot import FewShotEvaluator
 from vitkit.evaluate.knn import KNNEvaluator
 from vitkit.evaluate.probe import ProbeEvaluator
 from vitkit.models import build as build_module
-from vitkit.models.configs import Preprocessing
+from vitkit.models.configs import ModelConfig, Preprocessing
 from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing, model_config
 from vitkit.objectives import build_objective
@@ -186,12 +186,15 @@ def build_model(
     A trained model keeps its head where it has these very classes, unless new_head asks for another.
     """
     settings = {name: value for name, value in config.model.items() if name != "name"}
-    size = settings.pop("image_size", None) or parse_pipeline(config.data.pipeline).size
+    size = settings.pop("image_size", None)
+    if size is None:
+        size = parse_pipeline(config.data.pipeline).size
+    else:
+        size = check_settings(ModelConfig, {"image_size": size}, "model")["image_size"]
     if settings.pop("num_classes", len(class_names)) != len(class_names):
         raise InputError(
             f"num_classes in model differs from the data's {len(class_names)} classes: leave it out"
         )
-    size = tuple(size) if isinstance(size, list) else size
     name, new_head = config.model["name"], settings.pop("new_head", False)
     if not isinstance(new_head, bool):
         raise InputError(f"new_head in model is {new_head!r}; expected true or false")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from vitkit.config import from_dict, to_dict
+from vitkit.data.parts import Unreadable
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.predictor import choose_device
@@ -235,5 +236,5 @@ def summary(path: Path, parts: Parts) -> dict[str, Any]:
         "pictures": [str(file) for file in drawn(path)],
         "classes": len(parts.class_names),
         "pool": getattr(parts.model.config, "pool", None),
-        "unreadable": parts.loader.bad,
+        "unreadable": [Unreadable(*entry)._asdict() for entry in parts.loader.bad.items()],
     }

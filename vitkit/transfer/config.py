@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from vitkit.config import from_dict, merge
 from vitkit.errors import InputError, did_you_mean
+from vitkit.models.configs import Size, as_size, write_size
 from vitkit.train.config import TrainConfig
 from vitkit.train.recipes import elsewhere
 
@@ -21,8 +22,8 @@ class TransferConfig:
 
     protocol: Literal["auto", "paper", "quick"] = "auto"
     "The paper's (SGD, batch 512, its steps and resolution), or quick: a head on features, then as many steps as fit minutes; auto is paper with a GPU, else quick."
-    image_size: int | None = None
-    "Side of the images in pixels; left open, the paper's for this data, or with quick the weights' own."
+    image_size: Size | None = None
+    "Side of the images in pixels, or HEIGHTxWIDTH; left open, the paper's for this data in the model's proportions, or with quick the weights' own."
     minutes: float | None = None
     "Time for a quick run's steps; 10 unless given."
     head_first: bool | None = None
@@ -31,8 +32,8 @@ class TransferConfig:
     def __post_init__(self) -> None:
         if self.minutes is not None and self.minutes <= 0:
             raise InputError(f"minutes must be above 0, not {self.minutes:g}")
-        if self.image_size is not None and self.image_size < 1:
-            raise InputError(f"image_size must be at least 1, not {self.image_size}")
+        if self.image_size is not None and min(as_size(self.image_size)) < 1:
+            raise InputError(f"image_size must be at least 1, not {write_size(self.image_size)}")
 
 
 def part_changes(changes: Sequence[str]) -> tuple[TransferConfig, list[str]]:

@@ -17,7 +17,7 @@ from vitkit.data.sources.source import Source, shared_images
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import NoSplit, counted, listed
 from vitkit.errors import InputError
-from vitkit.models.configs import ModelConfig
+from vitkit.models.configs import ModelConfig, as_size, write_size
 from vitkit.predictor import choose_device
 from vitkit.train.build import given_preprocessing, resolve_periods
 from vitkit.train.config import TrainConfig
@@ -31,6 +31,7 @@ from vitkit.transfer.protocols import (
     Rule,
     fitting_size,
     hyper_rule,
+    in_proportion,
     paper_settings,
     quick_settings,
 )
@@ -124,7 +125,7 @@ class Plan:
     @property
     def departures(self) -> tuple[str, ...]:
         """The changes that make this another protocol than its name says."""
-        own = [f"image_size={self.transfer.image_size}"] if self.transfer.image_size else []
+        own = [f"image_size={write_size(self.transfer.image_size)}"] if self.transfer.image_size else []
         if self.transfer.head_first is not None and self.transfer.head_first != (self.protocol == "quick"):
             own.append(f"head_first={str(self.transfer.head_first).lower()}")
         return (*own, *(change for change in self.changes if not is_neutral(change)))
@@ -145,11 +146,13 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     loaded = load_model(model)
     spec, source, test, measured = open_both(data, asked.get("data", {}).get("evaluate"))
     rule = named_rule(spec) or hyper_rule(len(source), typical_area(source))
-    size = transfer.image_size or loaded.model.config.size[0]
+    size = as_size(transfer.image_size or loaded.model.config.size)
     if transfer.image_size is None and protocol == "paper":
-        size = fitting_size(loaded.model.config, rule.image_size)
+        size = in_proportion(loaded.model.config, rule.image_size)
     if (fitting := fitting_size(loaded.model.config, size)) != size:
-        raise InputError(f"image_size {size} is no multiple of the model's patch; {fitting} is")
+        raise InputError(
+            f"image_size {write_size(size)} is no multiple of the model's patch; {write_size(fitting)} is"
+        )
     settings = paper_settings(rule, size) if protocol == "paper" else quick_settings(len(source), size)
     if protocol == "paper" and "duration" in asked:
         settings["schedule"]["warmup"] = f"{100 * rule.warmup / rule.steps:g}%"
@@ -180,15 +183,15 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     )
     config = plan.config(whole) if plan.has_duration else plan.config(whole, duration=1000)
     made = parse_pipeline(config.data.pipeline).size
-    if made and made != (size, size):
+    if made and made != size:
         raise InputError(
-            f"images are to be {size} pixels, but data.pipeline makes them {made[0]}x{made[1]}: change that, or give "
-            f"image_size={made[0]}"
+            f"images are to be {write_size(size)} pixels, but data.pipeline makes them {made[0]}x{made[1]}: change "
+            f"that, or give image_size={write_size(made)}"
         )
     check_head_first(plan, config)
     periods = resolve_periods(config, len(source))
     build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
-    sized = replace(loaded.preprocessing, image_size=(size, size))
+    sized = replace(loaded.preprocessing, image_size=size)
     lines = [
         *source.notes,
         *measured.notes,
@@ -207,7 +210,7 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
         f"{loaded.name} on {spec}: {len(source):,} images, {source.num_classes:,} classes; "
         f"reported on {test}, {len(measured):,} images"
     )
-    return replace(plan, notes=(*lines, describe(plan, config, size, sweep)))
+    return replace(plan, notes=(*lines, describe(plan, config, write_size(size), sweep)))
 
 
 def check_head_first(plan: Plan, config: TrainConfig) -> None:
@@ -356,7 +359,7 @@ def is_neutral(change: str) -> bool:
     return name in NEUTRAL or name.startswith("frozen.")
 
 
-def describe(plan: Plan, config: TrainConfig, size: int, sweep: bool) -> str:
+def describe(plan: Plan, config: TrainConfig, size: str, sweep: bool) -> str:
     """Say in a line what the protocol is here."""
     rate = "by a sweep" if sweep else f"{config.optimizer.learning_rate:g}"
     if plan.protocol == "paper" and not sweep:

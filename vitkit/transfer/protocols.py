@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from vitkit.models.configs import ModelConfig
+from vitkit.models.configs import ModelConfig, Size, as_size, write_size
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,23 @@ def hyper_rule(num_images: int, area: int) -> Rule:
     return Rule(20_000, 500, size, _GRID, 1, origin)
 
 
-def fitting_size(config: ModelConfig, size: int) -> int:
-    """Return the multiple of the model's patch that is nearest to a size."""
+def fitting_size(config: ModelConfig, size: Size) -> tuple[int, int]:
+    """Return the multiples of the model's patch that are nearest to a size."""
     step = getattr(config, "stride", 1)
-    return max(step, round(size / step) * step)
+    height, width = (max(step, round(side / step) * step) for side in as_size(size))
+    return height, width
 
 
-def paper_settings(rule: Rule, image_size: int) -> dict[str, Any]:
+def in_proportion(config: ModelConfig, side: int) -> tuple[int, int]:
+    """Return the size in the model's proportions that has the pixels of a square, as nearly as patches fit."""
+    scale = side / math.sqrt(math.prod(config.size))
+    return fitting_size(config, (round(scale * config.size[0]), round(scale * config.size[1])))
+
+
+def paper_settings(rule: Rule, image_size: Size) -> dict[str, Any]:
     """Return the settings of ViT's fine-tuning: SGD with momentum, no decay, clipping at 1, cosine to 0."""
     return {
-        "data": {"pipeline": f"inception_crop({image_size})|flip"},
+        "data": {"pipeline": f"inception_crop({write_size(image_size)})|flip"},
         "duration": rule.steps,
         "batch_size": 512,
         "optimizer": {"name": "sgd", "learning_rate": LEARNING_RATE, "momentum": 0.9, "clip_norm": 1.0},
@@ -69,10 +77,10 @@ def paper_settings(rule: Rule, image_size: int) -> dict[str, Any]:
     }
 
 
-def quick_settings(num_images: int, image_size: int) -> dict[str, Any]:
+def quick_settings(num_images: int, image_size: Size) -> dict[str, Any]:
     """Return the settings of a quick run, but for its length: small batches, from a head that is fitted already."""
     return {
-        "data": {"pipeline": f"inception_crop({image_size},0.3,1.0)|flip"},
+        "data": {"pipeline": f"inception_crop({write_size(image_size)},0.3,1.0)|flip"},
         "batch_size": 32 if num_images < 2_000 else 64,
         "optimizer": {"name": "sgd", "learning_rate": 0.002, "momentum": 0.9, "clip_norm": 1.0},
         "schedule": {"name": "cosine", "warmup": "10%"},

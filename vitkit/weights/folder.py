@@ -216,8 +216,9 @@ def in_words(preprocessing: Preprocessing) -> str:
     how = f"{preprocessing.interpolation}, mean {_numbers(preprocessing.mean)}, std {_numbers(preprocessing.std)}"
     if preprocessing.crop_fraction is None:
         return f"the whole image resized to {height}x{width}, {how}"
-    short = int(min(height, width) / preprocessing.crop_fraction)
-    return f"shorter side resized to {short}, centre crop {height}x{width}, {how}"
+    rows, columns = (int(side / preprocessing.crop_fraction) for side in (height, width))
+    resized = f"shorter side resized to {rows}" if rows == columns else f"resized to cover {rows}x{columns}"
+    return f"{resized}, centre crop {height}x{width}, {how}"
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitkit.config import override
-from vitkit.errors import InputError
+from vitkit.errors import InputError, did_you_mean
 from vitkit.models import build
 from vitkit.models.configs import ModelConfig, Preprocessing, Resample, Size, ViTConfig, as_size
 from vitkit.models.model import Model
@@ -133,8 +133,9 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
         if run is not None and run.is_dir():
             if rest != "last":
                 raise InputError(f"{text!r}: a run has its best model (no @) and @last, not @{rest}")
-            return Source(_model_folder(run / "model-last"))
-        model_config(name)
+            first = run / "seed-0" / "run" / "model-last"  # of a fine-tuning, whose model is its first seed's
+            return Source(_model_folder(first if first.is_dir() else run / "model-last"))
+        _check_name(name)
         if path := _existing(rest):
             return Source(_model_folder(path), name)
         if _looks_like_path(rest):
@@ -143,14 +144,26 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
     if row := find_timm_weights(text):
         return _public(row, announce)
     if _looks_like_path(text):
-        raise InputError(f"no such file or folder: {text}")
-    try:
-        canonical_name(text)
-    except InputError:
-        if "/" in text and Path(text).parent.is_dir():  # as in runs/NAME
-            raise InputError(f"no such file or folder: {text}") from None
-        raise
+        raise _absent(text)
+    _check_name(text)
     return Source(None, text)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what is no model's name."""
+    try:
+        canonical_name(name)
+    except InputError:
+        if "/" in name and Path(name).parent.is_dir():  # as in runs/NAME
+            raise _absent(name) from None
+        raise
+
+
+def _absent(text: str) -> InputError:
+    """Return the error of a path that isn't there, with what is named nearly so in its folder."""
+    folder = _existing(str(Path(text).parent))
+    names = [path.name for path in folder.glob("*")] if folder else []
+    return InputError(f"no such file or folder: {text}{did_you_mean(Path(text).name, names)}")
 
 
 def read_model(

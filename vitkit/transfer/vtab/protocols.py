@@ -9,7 +9,7 @@ from vitkit.config import merge
 from vitkit.data.splits import counted
 from vitkit.data.vtab import TRAINING
 from vitkit.errors import InputError, did_you_mean
-from vitkit.models.configs import ModelConfig
+from vitkit.models.configs import ModelConfig, write_size
 from vitkit.transfer.config import part_changes
 from vitkit.transfer.forecast import operations
 from vitkit.transfer.protocols import fitting_size
@@ -89,11 +89,11 @@ def changes_of(
     name: str, task: Exercise, model: ModelConfig, steps: int | None, changes: Sequence[str] = ()
 ) -> list[str]:
     """Return the settings of a task's run, the user's changes last."""
-    protocol, size = PROTOCOLS[name], side_of(name, task, model, changes)
+    protocol, size = PROTOCOLS[name], size_of(name, task, model, changes)
     clip = "" if protocol.clip_norm is None else f", clip_norm: {protocol.clip_norm}"
     return [
         "protocol=paper",
-        f"image_size={size}",
+        f"image_size={write_size(size)}",
         f"duration={steps or protocol.steps}",
         f"batch_size={protocol.batch_size}",
         f"optimizer={{name: sgd, learning_rate: {protocol.learning_rate}, momentum: 0.9{clip}}}",
@@ -105,8 +105,8 @@ def changes_of(
     ]
 
 
-def side_of(name: str, task: Exercise, model: ModelConfig, changes: Sequence[str] = ()) -> int:
-    """Return the side of a task's images: the protocol's or the user's, as near to it as patches fit."""
+def size_of(name: str, task: Exercise, model: ModelConfig, changes: Sequence[str] = ()) -> tuple[int, int]:
+    """Return the size of a task's images: the protocol's or the user's, as near to it as patches fit."""
     protocol = PROTOCOLS[name]
     asked = part_changes(changes)[0].image_size
     return fitting_size(model, asked or (protocol.small_size if task.is_small else protocol.image_size))
@@ -126,7 +126,7 @@ def operations_of(
     if name == FEWSHOT:
         seen = TRAINING["train800val200"] + task.num_test
         return operations(model, model.size, trained=0, measured=seen)
-    protocol, size = PROTOCOLS[name], side_of(name, task, model, changes)
+    protocol, size = PROTOCOLS[name], size_of(name, task, model, changes)
     batch_size = merge({}, part_changes(changes)[1]).get("batch_size", protocol.batch_size)
     trained = (steps or protocol.steps) * batch_size
     flops = seeds * operations(model, size, trained=trained, measured=task.num_test)
@@ -135,11 +135,12 @@ def operations_of(
     return flops
 
 
-def _pipeline(protocol: Protocol, task: Exercise, size: int) -> str:
-    steps = [f"resize({size})"]
+def _pipeline(protocol: Protocol, task: Exercise, size: tuple[int, int]) -> str:
+    steps = [f"resize({write_size(size)})"]
     if protocol.augments and task.crop:
         side = protocol.small_size if task.is_small else protocol.image_size
-        steps = [f"resize({round(size * LARGER[side] / side)})", f"random_crop({size})"]
+        height, width = (round(length * LARGER[side] / side) for length in size)
+        steps = [f"resize({write_size((height, width))})", f"random_crop({write_size(size)})"]
     return "|".join([*steps, "flip"] if protocol.augments and task.flip else steps)
 
 
