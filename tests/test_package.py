@@ -22,27 +22,28 @@ PACKAGE = ROOT / "vitkit"
 # What each part of the package may import of the others, beside errors.
 LAYERS: dict[str, set[str]] = {
     "config": set(),
+    "files": set(),
     "kernels": set(),
     "models": {"config", "kernels"},
     "cost": {"config", "models"},
     "weights": {"config", "models", "cost"},
-    "data": {"config", "models", "kernels"},
+    "data": {"config", "files", "models", "kernels"},
     "predictor": {"config", "models", "weights", "data"},
     "published": {"models", "cost"},
     "catalog": {"config", "models", "weights", "cost"},
     "doctor": set(),
     "world": set(),
     "objectives": {"config", "models", "data"},
-    "evaluate": {"config", "models", "weights", "data", "predictor", "world", "report"},
+    "evaluate": {"config", "files", "models", "weights", "data", "predictor", "world", "report"},
     "train": {
-        *("config", "models", "cost", "weights", "data", "predictor"),
+        *("config", "files", "models", "cost", "weights", "data", "predictor"),
         *("world", "objectives", "evaluate"),
     },
     "inspection": {"models", "data", "predictor"},
-    "report": {"config", "models", "cost", "weights", "data", "predictor", "inspection"},
+    "report": {"config", "files", "models", "cost", "weights", "data", "predictor", "inspection"},
     "quickstart": {"train"},
     "transfer": {
-        *("config", "models", "cost", "weights", "data", "predictor"),
+        *("config", "files", "models", "cost", "weights", "data", "predictor"),
         *("world", "objectives", "evaluate", "train", "report"),
     },
 }

@@ -19,8 +19,8 @@ from PIL import Image
 from vitkit.data.decode import decode
 from vitkit.data.open import open_data
 from vitkit.data.pack import pack, shrink
-from vitkit.data.parts import written_whole
 from vitkit.errors import InputError
+from vitkit.files import written_whole
 
 FORMATS = ["tar", "parquet"]
 

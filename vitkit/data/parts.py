@@ -1,15 +1,12 @@
-"""What the report on data and packing share: every split of a source, its images by threads, files written whole."""
+"""What the report on data and packing share: every split of a source, its images by threads."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -97,30 +94,3 @@ def work_through(
             yield from waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a hidden file to write to, which becomes `path` at the end; after an error nothing is left of it."""
-    part = path.with_name(
-        f".{path.name}.{secrets.token_hex(4)}.part"
-    )  # another process may write to `path` too
-    try:
-        yield part
-        with open(part, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole; its folder is made."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    with written_whole(path) as part:
-        part.write_text(text, encoding="utf-8")

@@ -9,9 +9,10 @@ from PIL import Image, ImageDraw
 
 from vitkit.data.decode import decode
 from vitkit.data.drawing import cut_text, fit_tile, load_font
-from vitkit.data.parts import Unreadable, work_through, written_whole
+from vitkit.data.parts import Unreadable, work_through
 from vitkit.data.sources.source import Picture, Source
 from vitkit.data.splits import counted
+from vitkit.files import written_whole
 
 TILE = 96
 GAP = 6

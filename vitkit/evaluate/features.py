@@ -23,11 +23,11 @@ from vitkit.data.loader import EvaluationLoader
 from vitkit.data.memory import Decoded
 from vitkit.data.open import open_data
 from vitkit.data.operations import normalize
-from vitkit.data.parts import written_whole
 from vitkit.data.sources.source import Source, Subset, shared_images
 from vitkit.data.spec import as_spec
 from vitkit.data.splits import Default
 from vitkit.errors import InputError
+from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.models.model import HEAD, Model
 from vitkit.models.precision import run_in

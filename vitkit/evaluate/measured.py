@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitkit.data.decode import decode
-from vitkit.data.parts import Unreadable, work_through, written_whole
+from vitkit.data.parts import Unreadable, work_through
 from vitkit.data.sources.source import Picture, Source
 from vitkit.errors import InputError
 from vitkit.evaluate.classification import Classification
@@ -26,6 +26,7 @@ from vitkit.evaluate.metrics import (
     confusion_matrix,
     read_answers,
 )
+from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.report.mistakes import OTHERS, Tile, confusion_picture, mistake_sheet

@@ -14,7 +14,7 @@ import torch
 
 from vitkit.data.fetch import check_choice
 from vitkit.data.open import open_data
-from vitkit.data.parts import Progress, written_whole
+from vitkit.data.parts import Progress
 from vitkit.data.sources.folder import scan
 from vitkit.data.sources.source import Source, Subset
 from vitkit.data.spec import DataSpec, as_spec
@@ -24,6 +24,7 @@ from vitkit.evaluate.classification import Classification
 from vitkit.evaluate.imagenet import NUM_CLASSES
 from vitkit.evaluate.measured import CONFUSION, MISTAKES, Measured, check_finite
 from vitkit.evaluate.real import read_real, real_accuracy, validation_numbers
+from vitkit.files import written_whole
 from vitkit.models.configs import Size
 from vitkit.predictor import Names, Predictor, choose_device, load
 from vitkit.world import World, join_world

@@ -13,13 +13,13 @@ from vitkit.config import to_dict
 from vitkit.cost import cost_of
 from vitkit.data.parts import Progress
 from vitkit.errors import InputError
+from vitkit.files import write_file
 from vitkit.inspection.asking import in_short
 from vitkit.inspection.flow import Fuse
 from vitkit.inspection.pictures import distance_table, sentence
 from vitkit.models.configs import CompactConfig, ResNetConfig, Size, ViTConfig
 from vitkit.predictor import Names, Predictor, load
 from vitkit.report import numbers
-from vitkit.report.files import write_file
 from vitkit.report.findings import (
     Drawing,
     Findings,

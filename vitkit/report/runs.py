@@ -15,8 +15,8 @@ import yaml
 
 from vitkit import __version__
 from vitkit.errors import InputError
+from vitkit.files import write_file
 from vitkit.report import curves, numbers
-from vitkit.report.files import write_file
 from vitkit.report.folder import NoMetrics, Run, finite, flatten, mapping, read_runs, text
 from vitkit.report.page import NOTHING, Html, element, facts, fold, join, page, section, table
 from vitkit.report.results import finetuning_sections, result_sections, results_in_short

@@ -15,10 +15,10 @@ from vitkit.data.draws import Draw
 from vitkit.data.evaluation import evaluation_pipeline
 from vitkit.data.fetch import MOST_REPLACEMENTS
 from vitkit.data.loader import EvaluationLoader
-from vitkit.data.parts import written_whole
 from vitkit.data.sheet import spread
 from vitkit.data.sources.source import Source, Subset
 from vitkit.errors import InputError
+from vitkit.files import written_whole
 from vitkit.train.build import Parts
 from vitkit.train.config import TrainConfig
 from vitkit.train.log import Listener

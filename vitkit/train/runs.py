@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from vitkit.config import read_yaml, write_yaml
 from vitkit.errors import InputError
+from vitkit.files import written_whole
 
 ROOT = "runs"
 CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
@@ -385,7 +386,5 @@ def _now() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    from vitkit.data.parts import written_whole  # its imports are slow, and reading does without
-
     with written_whole(path) as part:
         part.write_text(text, encoding="utf-8")

@@ -12,12 +12,12 @@ from typing import Any
 
 from vitkit.config import merge
 from vitkit.data.open import open_data
-from vitkit.data.parts import write_text
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.evaluate.features import mean_and_spread
 from vitkit.evaluate.run import evaluate
+from vitkit.files import write_file
 from vitkit.predictor import choose_device
 from vitkit.train.estimate import in_words
 from vitkit.train.log import Listener, Silent
@@ -332,4 +332,4 @@ def read_result(path: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
     """Write what is known."""
-    write_text(path / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
+    write_file(path / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")

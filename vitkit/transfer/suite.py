@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from vitkit.data.parts import write_text
 from vitkit.data.splits import counted
 from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.evaluate.features import mean_and_spread
 from vitkit.evaluate.run import evaluate
+from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
 from vitkit.train.estimate import in_words
@@ -136,8 +136,8 @@ def run_suite(
         "device_hours": sum(row["device_hours"] for row in results.values()),
         "published": beside(config),
     }
-    write_text(path / RESULT, json.dumps(document, indent=2, allow_nan=False) + "\n")
-    write_text(path / TABLE, as_markdown(document))
+    write_file(path / RESULT, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    write_file(path / TABLE, as_markdown(document))
     return document
 
 
@@ -271,7 +271,7 @@ def _real_row(path: Path, imagenet: dict[str, Any], labels: Path, device: str, f
         values = [value for value in found if value is not None]
         if not values:
             raise InputError(f"{labels} has no label for any image of {imagenet['measured_on']}")
-        write_text(file, json.dumps({"imagenet": imagenet["values"], "values": values}) + "\n")
+        write_file(file, json.dumps({"imagenet": imagenet["values"], "values": values}) + "\n")
     return {
         **imagenet,
         **_spread(values, imagenet["kept"], [said for said in imagenet["remarks"] if said not in ONE]),

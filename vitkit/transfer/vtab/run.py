@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from vitkit.data.parts import write_text
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
+from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
 from vitkit.train.estimate import in_words
@@ -318,7 +318,7 @@ def _read(folder: Path, task: Exercise | Missing) -> dict[str, Any] | None:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    write_file(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,38 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitkit.errors import InputError
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a hidden file to write to, which becomes `path` at the end; after an error nothing is left of it."""
+    part = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}.part"
+    )  # another process may write to `path` too
+    try:
+        yield part
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file whole, text as UTF-8; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    with written_whole(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
