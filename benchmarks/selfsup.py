@@ -1,12 +1,13 @@
 """Pre-training without labels on one GPU: masked patches and MAE, then fine-tuning on few and on all labels, beside scratch.
 
-    python benchmarks/selfsup.py --data cifar10
+    python benchmarks/selfsup.py --data cifar10 --together
     python benchmarks/selfsup.py --data digits --device cpu --steps 200 --finetune-steps 100 --seeds 0 1 \
         --model image_size=8 patch=2 width=32 depth=2 heads=2 mlp_width=64
 
 Both objectives see the train images, never their labels; every start is fine-tuned with the same settings and steps, and
 measured on the test split once, at the end. A seed is one of everything: of pre-training, of the labels, of fine-tuning.
-Each part is written to the results as it is done; the same command goes on where it was stopped.
+Each part is written to the results as it is done; the same command goes on where it was stopped. --together trains all seeds
+at once, a process each: a GPU that small models leave idle is shared.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import datetime
 import json
 import shlex
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -172,6 +175,34 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def train_together(arguments: argparse.Namespace) -> None:
+    """Run this file once for each seed, all at once, and put their results together."""
+    given = [word for word in sys.argv[1:] if word != "--together"]
+    results, running = [], []
+    for seed in arguments.seeds:
+        folder = arguments.runs / f"seed-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        results.append(folder / arguments.out.name)
+        own = ["--seeds", str(seed), "--runs", str(folder), "--out", str(results[-1])]  # the last ones hold
+        with open(folder / "log.txt", "a") as log:
+            command = [sys.executable, __file__, *given, *own]
+            running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        print(f"seed {seed}: {folder / 'log.txt'}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in running])
+    stopped = [process.wait() for process in running]
+    found = [json.loads(file.read_text()) for file in results if file.is_file()]
+    parts = {key: part for result in found for key, part in result["parts"].items()}
+    command = shlex.join(["python", "benchmarks/selfsup.py", *sys.argv[1:]])
+    if found:
+        known = {**found[0], "command": command, "parts": parts, "accuracy": summary(parts)}
+        arguments.out.write_text(json.dumps(known, indent=1) + "\n")
+        for picture in results[-1].parent.glob("*.png"):
+            shutil.copyfile(picture, arguments.out.with_name(picture.name))
+    print(table(summary(parts)))
+    if any(stopped):
+        sys.exit("stopped; the same command goes on")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -180,6 +211,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="of pre-training")
     parser.add_argument("--finetune-steps", type=int, default=5_000)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--together", action="store_true", help="all seeds at once")
     parser.add_argument("--model", nargs="*", default=[], help="settings of the model, key=value")
     parser.add_argument("--set", nargs="*", default=[], help="settings of all runs, key=value")
     words = [*STARTS, *SHARES]
@@ -191,6 +223,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.together:
+        return train_together(arguments)
     files = recipes(arguments)
     known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     settings = {name: yaml.safe_load(file.read_text()) for name, file in files.items()}
