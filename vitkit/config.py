@@ -215,7 +215,7 @@ def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
 
     Values are read as YAML; a mapping takes the place of the whole section, as in 'schedule={name: constant}'.
     """
-    refuse_undone(changes)
+    _refuse_undone(changes)
     merged = {
         key: merge(value, ()) if isinstance(value, Mapping) else value for key, value in settings.items()
     }
@@ -236,7 +236,7 @@ def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
     return merged
 
 
-def refuse_undone(changes: Sequence[str]) -> None:
+def _refuse_undone(changes: Sequence[str]) -> None:
     """Refuse a change of a setting before one of its whole section, which would drop it."""
     paths = [change.partition("=")[0].strip() for change in changes]
     for place, path in enumerate(paths):

@@ -125,7 +125,7 @@ def test_objective_by_its_name_alone_takes_the_place_of_the_section(tmp_path: Pa
     with pytest.raises(InputError) as error:
         resolve(recipe, ["objective.target=pixels", "objective=masked_patches"])
     assert str(error.value) == (
-        "objective.target=pixels is undone by objective=masked_patches, which comes later: put that first"
+        "objective.target=pixels is undone by objective={name: masked_patches}, which comes later: put that first"
     )
     with pytest.raises(InputError, match="name in objective is 'patches'; expected one of 'supervised'"):
         resolve(recipe, ["objective=patches"])

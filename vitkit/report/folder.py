@@ -92,8 +92,9 @@ def read_runs(path: Path) -> list[Run]:
     seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
     runs = []
     for seed in seeds:
-        with suppress(NoMetrics):
-            runs += [read_run(seed)] if (seed / METRICS).is_file() else []
+        if (seed / METRICS).is_file():
+            with suppress(NoMetrics):
+                runs.append(read_run(seed))
     is_done = read_object(path / FINETUNE).get("status") == "done"
     if not runs and is_done:
         raise InputError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import vitkit
-from vitkit.config import from_dict, merge, read_yaml, refuse_undone, type_hints
+from vitkit.config import from_dict, merge, read_yaml, type_hints
 from vitkit.errors import InputError, did_you_mean
 from vitkit.train.config import TrainConfig
 from vitkit.train.runs import CONFIG, ROOT
@@ -32,7 +32,6 @@ def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     objective=NAME is short for 'objective={name: NAME}', since settings of one objective mean nothing to another.
     """
     path = find(recipe)
-    refuse_undone(changes)
     whole = [re.sub(r"^objective=(\w+)$", r"objective={name: \1}", change) for change in changes]
     settings = merge(read_yaml(_text(path), path.name), whole)
     for name in settings:
