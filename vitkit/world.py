@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import itertools
 import os
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 
@@ -54,6 +57,17 @@ class World:
 _worlds = itertools.count()
 
 
+def _end_groups() -> None:
+    """Free the groups of sharded models, which PyTorch's caches keep: their threads must not outlive Python.
+
+    One that still has a tensor to free then aborts the process, after all work was done.
+    """
+    for mesh in gc.get_objects():
+        if type(mesh) is DeviceMesh:
+            getattr(mesh, "_pg_registry", {}).clear()
+    gc.collect()
+
+
 @contextmanager
 def join_world(device: torch.device) -> Iterator[World]:
     """Join the processes that torchrun started, if it did."""
@@ -66,8 +80,10 @@ def join_world(device: torch.device) -> Iterator[World]:
         torch.cuda.set_device(device)
     # torchrun's store outlives a restart, and a world: without a prefix, processes would look for those that are gone.
     store, rank, ranks = next(rendezvous("env://"))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-    store = dist.PrefixStore(f"attempt {attempt}, world {next(_worlds)}", store)
+    attempt, number = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), next(_worlds)
+    if number == 0:
+        atexit.register(_end_groups)
+    store = dist.PrefixStore(f"attempt {attempt}, world {number}", store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
-from torch.distributed import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -40,6 +40,7 @@ from vitkit.models.model import Model
 from vitkit.predictor import Predictor
 from vitkit.world import World, join_world
 
+two_ranks = run_path(str(Path(__file__).parents[1] / "two_ranks.py"))["two_ranks"]
 ALONE = World(0, 1, torch.device("cpu"))
 SETTINGS: dict[str, Any] = dict(image_size=8, patch=4, width=16, depth=1, heads=2, mlp_width=16, dropout=0.5)
 PREPROCESSING = Preprocessing(image_size=8, mean=(0.3,) * 3, std=(0.4,) * 3)
@@ -144,28 +145,8 @@ def evaluators(world: World) -> list[Any]:
 
 
 def test_two_processes_have_the_features_of_one(tmp_path: Path) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, __file__, str(tmp_path), str(store.port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank)],
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=120)
-            assert process.returncode == 0, output
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    with two_ranks(__file__, str(tmp_path)):
+        pass
     model = make_model()
     ours = extract_features(model, open_data("digits:test[:33]"), PREPROCESSING, world=ALONE)
     names: dict[str, float] = {}
@@ -173,6 +154,7 @@ def test_two_processes_have_the_features_of_one(tmp_path: Path) -> None:
         names |= evaluator.run(model)
     assert [*names] == ["fewshot_2", "knn_5", "probe"]
     for rank in range(2):
+        assert "gloo" not in (tmp_path / f"{rank}.threads").read_text(), "may abort when Python ends"
         with np.load(tmp_path / f"{rank}.npz") as theirs:
             np.testing.assert_allclose(theirs["x"], ours, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(theirs["sharded"], ours, rtol=1e-5, atol=1e-6)
@@ -374,10 +356,14 @@ def test_statistics_do_not_depend_on_blocks(count: int, size: int, some: bool) -
     np.testing.assert_array_equal(joined, chosen)
 
 
-def main(folder: Path, port: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
+def main(folder: Path) -> None:
+    rank = os.environ["RANK"]
+
+    def note_threads() -> None:
+        names = [(path / "comm").read_text() for path in Path("/proc/self/task").glob("*")]
+        (folder / f"{rank}.threads").write_text("".join(names))
+
+    atexit.register(note_threads)
     model, found = make_model(), dict[str, Any]()
     with join_world(torch.device("cpu")) as world:
         found["x"] = extract_features(
@@ -397,4 +383,4 @@ def main(folder: Path, port: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from sklearn import metrics as sklearn
-from torch.distributed import TCPStore
 
 import vitkit
 from vitkit.data.images import prepare
@@ -24,6 +23,7 @@ from vitkit.evaluate.measured import measure
 from vitkit.evaluate.run import evaluate
 from vitkit.models.configs import Preprocessing
 
+two_ranks = run_path(str(Path(__file__).parents[1] / "two_ranks.py"))["two_ranks"]
 SHARED = Path(__file__).parents[2].parent / "shared"
 WEIGHTS = SHARED / "weights" / "vit_tiny_patch16_224.safetensors"
 PHOTOS = SHARED / "data" / "imagenet" / "samples"
@@ -322,21 +322,9 @@ def test_a_model_and_a_source_measured_directly(model: str, photos: str) -> None
 def test_two_processes_give_the_numbers_of_one(model: str, photos: str, several: str, tmp_path: Path) -> None:
     """33 images in shares of 16 and 17, one image, of which a process has none, and images with several labels."""
     cases = [f"{photos}:all", f"{photos}:all[:1]", several]
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, __file__, str(store.port), model, *cases]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
-        for rank in range(2)
-    ]
-    try:
-        answers = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    first, second = (json.loads(answer) for answer in answers)
+    with two_ranks(__file__, str(tmp_path), model, *cases):
+        pass
+    first, second = (json.loads((tmp_path / str(rank)).read_text()) for rank in range(2))
     assert second == [{}, {}, {}]
     for case, found in zip(cases, first, strict=True):
         alone = evaluate(model, case, device="cpu", batch_size=4)
@@ -360,12 +348,9 @@ def test_86_of_99_photos_are_right(tmp_path: Path) -> None:
     assert alone["classes"] == 99 and alone["accuracy"] > found["accuracy"]
 
 
-def main(port: str, model: str, *cases: str) -> None:
-    *cases, rank = cases  # type: ignore[assignment]
-    torch.set_num_threads(1)
-    os.environ |= dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")
-    os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
-    print(json.dumps([evaluate(model, case, device="cpu", batch_size=4) for case in cases]))
+def main(folder: str, model: str, *cases: str) -> None:
+    answers = [evaluate(model, case, device="cpu", batch_size=4) for case in cases]
+    (Path(folder) / os.environ["RANK"]).write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from vitkit.train.adafactor import Adafactor, MomentumDtype, factored_dims
 from vitkit.train.average import Average
 from vitkit.train.optimizers import OptimizerConfig, build_optimizer, clip_gradients, set_learning_rate
+from vitkit.world import join_world
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adafactor.npz"
 NAMES = ("kernel", "bias")
@@ -221,14 +222,8 @@ def run(model: nn.Module, config: OptimizerConfig) -> dict[str, Tensor]:
 
 
 def test_two_ranks_with_fsdp_do_as_one(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    with run_path(str(Path(__file__).parents[1] / "two_ranks.py"))["two_ranks"](__file__, str(tmp_path)):
+        pass
     for name, config in SHARDED.items():
         sharded = torch.load(tmp_path / f"{name}.pt")
         alone = run(Toy(), config)
@@ -244,25 +239,21 @@ def test_two_ranks_with_fsdp_do_as_one(tmp_path: Path) -> None:
             )
 
 
-def main(rank: int, folder: Path) -> None:
-    import torch.distributed as dist
+def main(folder: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    for name, config in SHARDED.items():
-        model = Toy()
-        for part in (model.first, model.second):
-            fully_shard(part, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        results = run(model, config)
-        if rank == 0:
-            torch.save(results, folder / f"{name}.pt")
-    dist.barrier()  # a rank that leaves early can take the other one down
-    dist.destroy_process_group()
+    with join_world(torch.device("cpu")) as world:
+        mesh = init_device_mesh("cpu", (2,))
+        for name, config in SHARDED.items():
+            model = Toy()
+            for part in (model.first, model.second):
+                fully_shard(part, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            results = run(model, config)
+            if world.is_first:
+                torch.save(results, folder / f"{name}.pt")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

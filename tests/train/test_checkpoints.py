@@ -10,15 +10,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from vitkit.errors import InputError
 from vitkit.train import checkpoints
 from vitkit.train.checkpoints import latest, save
+from vitkit.world import World, join_world
 
 ROOT = Path(__file__).parents[2]
 FILES = ["__0_0.distcp", ".metadata", "state.json", "manifest.json"]
@@ -360,68 +365,50 @@ def test_killing_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None
     )
 
 
-RANKS = """
-import resource, sys
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, init_device_mesh
-from vitkit.errors import InputError
-from vitkit.train.checkpoints import latest, save
+def work_as_one_of_two(folder: Path, world: World) -> None:
+    """Load what one process saved, save as two, and note what is refused."""
+    module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(module.parameters())
+    torch.stack([parameter.sum() for parameter in module.parameters()]).sum().backward()
+    optimizer.step()
 
-folder, meeting, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-torch.set_num_threads(1)
+    def state() -> dict[str, Any]:
+        return {"model": module.state_dict(), "optimizer": optimizer.state_dict()["state"]}
 
-def state(module, optimizer):
-    return {"model": module.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+    def whole(values: dict[Any, Any]) -> dict[Any, Any]:
+        return {
+            name: value.full_tensor() if isinstance(value, DTensor) else value
+            for name, value in values.items()
+        }
 
-module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
-fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
-optimizer = torch.optim.AdamW(module.parameters())
-sum(parameter.sum() for parameter in module.parameters()).backward()
-optimizer.step()
-tensors = state(module, optimizer)
-assert isinstance(tensors["model"]["0.weight"], DTensor)
-
-said = []
-found = latest(folder, said.append)
-assert (found.step, found.state) == (1, {"from": "one process"})
-assert len(said) == (1 if rank == 0 else 0)
-found.load(tensors)
-for name, value in module.state_dict().items():
-    size = value.numel()
-    expected = torch.arange(size).reshape(value.shape) / 3
-    assert torch.equal(value.full_tensor(), expected), name
-
-optimizer.step()
-save(folder, 2, state(module, optimizer), {"from": f"rank {rank}"}, keep=5)
-torch.save(
-    {"model": {name: value.full_tensor() for name, value in module.state_dict().items()},
-     "optimizer": {
-        number: {name: value.full_tensor() if isinstance(value, DTensor) else value
-                 for name, value in entry.items()}
-        for number, entry in optimizer.state_dict()["state"].items()}},
-    folder.parent / f"expected{rank}")
-
-if rank == 1:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))
-try:
-    save(folder, 3, state(module, optimizer), {}, keep=1)
-except InputError as error:
-    print(error)
-assert latest(folder, said.append).step == 2
-
-tensors["model"]["more"] = torch.zeros(1)
-try:
+    tensors = state()
+    assert isinstance(tensors["model"]["0.weight"], DTensor)
+    said: list[str] = []
+    found = latest(folder, said.append)
+    assert found is not None and (found.step, found.state) == (1, {"from": "one process"})
+    assert len(said) == (1 if world.is_first else 0)
     found.load(tensors)
-except InputError as error:
-    print(error)
-dist.barrier()
-dist.destroy_process_group()
-"""
+    for name, value in whole(module.state_dict()).items():
+        assert torch.equal(value, torch.arange(value.numel()).reshape(value.shape) / 3), name
+
+    optimizer.step()
+    save(folder, 2, state(), {"from": f"rank {world.rank}"}, keep=5)
+    expected = {
+        "model": whole(state()["model"]),
+        "optimizer": {number: whole(entry) for number, entry in state()["optimizer"].items()},
+    }
+    torch.save(expected, folder.parent / f"expected{world.rank}")
+
+    if not world.is_first:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))
+    with pytest.raises(InputError, match="00000003 can't be written: File too large$"):
+        save(folder, 3, state(), {}, keep=1)
+    again = latest(folder, said.append)
+    assert again is not None and again.step == 2
+    tensors["model"]["more"] = torch.zeros(1)
+    with pytest.raises(InputError, match="'model.more' is missing there, float32 \\[1\\] here"):
+        found.load(tensors)
 
 
 def test_one_rank_to_two_and_back(tmp_path: Path) -> None:
@@ -439,24 +426,8 @@ def test_one_rank_to_two_and_back(tmp_path: Path) -> None:
     save(folder, 1, tensors, {"from": "one process"}, keep=5)
     (folder / "00000009").mkdir()  # a broken one, of which rank 0 alone speaks
 
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANKS, str(folder), str(tmp_path / "meeting"), str(rank)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        lines = out.splitlines()
-        assert len(lines) == 2
-        assert lines[0].endswith("00000003 can't be written: File too large")
-        assert "'model.more' is missing there, float32 [1] here" in lines[1]
-
+    with run_path(str(ROOT / "tests" / "two_ranks.py"))["two_ranks"](__file__, str(folder)):
+        pass
     assert steps(folder) == [1, 2]
     assert {path.name for path in (folder / "00000002").glob("*.distcp")} == {"__0_0.distcp", "__1_0.distcp"}
     found = latest(folder, refuse)
@@ -466,3 +437,8 @@ def test_one_rank_to_two_and_back(tmp_path: Path) -> None:
     for rank in range(2):
         expected = torch.load(tmp_path / f"expected{rank}", weights_only=True)
         assert bits(tensors) == bits(expected)
+
+
+if __name__ == "__main__":
+    with join_world(torch.device("cpu")) as world:
+        work_as_one_of_two(Path(sys.argv[1]), world)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -17,13 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore
 
 from vitkit.errors import InputError
 from vitkit.train.runs import read_record
 
 HERE = Path(__file__).parent
 TINY = run_path(str(HERE / "tiny_runs.py"))
+RANKS = run_path(str(HERE.parent / "two_ranks.py"))
 LIMITED = run_path(str(HERE / "test_microbatch.py"))["limited"]
 # A checkpoint falls between two lines of metrics; 33 images are measured in unequal shares: 16 and 17.
 SETTINGS = [
@@ -58,26 +57,6 @@ def free_port() -> int:
         return int(place.getsockname()[1])
 
 
-@contextlib.contextmanager
-def started(*commands: list[str], seconds: float = 120) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start processes; none outlives the test."""
-    processes = [
-        subprocess.Popen(
-            command, cwd=HERE.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for command in commands
-    ]
-    try:
-        yield processes
-        for process in processes:
-            output, _ = process.communicate(timeout=seconds)
-            assert process.returncode == 0, output
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
 def close_tensors(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
@@ -105,12 +84,9 @@ def close(path: Path, other: Path, tolerance: float) -> None:
 
 
 @contextlib.contextmanager
-def two_ranks(folder: Path, part: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start both processes, which meet in a store of this one, as torchrun's do."""
+def two_trainers(folder: Path, part: str) -> Iterator[list[subprocess.Popen[str]]]:
     TINY["write_recipe"](folder)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, __file__, part, str(folder), str(store.port)]
-    with started([*command, "0"], [*command, "1"]) as ranks:
+    with RANKS["two_ranks"](__file__, part, str(folder)) as ranks:
         yield ranks
 
 
@@ -118,7 +94,7 @@ def two_ranks(folder: Path, part: str) -> Iterator[list[subprocess.Popen[str]]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train with two processes to step 3, with one to step 15, and with two to the end; beside it with one alone."""
     folder = tmp_path_factory.mktemp("ranks")
-    with two_ranks(folder, "stopped") as ranks:
+    with two_trainers(folder, "stopped") as ranks:
         for name, changes in STOPPED.items():
             TINY["run_tiny"](folder / "one" / name, *SETTINGS, *changes)
         patience = time.monotonic() + 100
@@ -157,7 +133,7 @@ def test_micro_batch_auto_of_two_processes_leaves_no_trace(folder: Path, name: s
 
 @pytest.mark.slow
 def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
-    with two_ranks(tmp_path, "straight"):
+    with two_trainers(tmp_path, "straight"):
         for name, changes in STRAIGHT.items():
             TINY["run_tiny"](tmp_path / "one" / name, *SETTINGS, *changes)
     for name in STRAIGHT:
@@ -173,7 +149,7 @@ def test_a_killed_process_is_restarted_by_torchrun_and_nothing_is_lost(tmp_path:
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     # Without the dashes torchrun takes --run for an abbreviation of its own --run-path.
     command = ["-m", "--", "vitkit", "train", str(recipe), *settings, "--run", str(run), "--device", "cpu"]
-    with started([*torchrun, *rendezvous, *command], seconds=100) as [torchrun_process]:
+    with RANKS["started"]([*torchrun, *rendezvous, *command], seconds=100) as [torchrun_process]:
         patience = time.monotonic() + 100
         while len(list(run.glob("checkpoints/[0-9]*"))) < 2:
             assert torchrun_process.poll() is None and time.monotonic() < patience
@@ -208,14 +184,10 @@ def test_an_error_is_the_same_on_every_process(folder: Path) -> None:
     assert texts[0].startswith(f"{folder / 'ddp'} holds a run with other settings: seed is 0 there, 1 here")
 
 
-def main(part: str, folder: Path, port: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
-    attempts = itertools.count()
+def main(part: str, folder: Path) -> None:
+    rank = int(os.environ["RANK"])
 
     def run(name: str, *changes: str, **options: Any) -> dict[str, Any]:
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(next(attempts))
         return TINY["run_tiny"](folder / name, *SETTINGS, *changes, recipe=folder / "tiny.yaml", **options)
 
     if part == "straight":
@@ -245,4 +217,4 @@ def main(part: str, folder: Path, port: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]))

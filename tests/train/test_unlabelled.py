@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import signal
 import sys
 from pathlib import Path
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.distributed import TCPStore
 
 import vitkit
 from vitkit.data.draws import Draw
@@ -148,10 +145,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train with two processes, and beside them with one alone."""
     folder = tmp_path_factory.mktemp("ranks")
     TINY["write_recipe"](folder)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, __file__, str(folder), str(store.port)]
-    started = run_path(str(HERE / "test_distributed.py"))["started"]
-    with started([*command, "0"], [*command, "1"]):
+    with run_path(str(HERE.parent / "two_ranks.py"))["two_ranks"](__file__, str(folder)):
         for name, changes in PARALLEL.items():
             TINY["run_tiny"](folder / "one" / name, *changes)
     return folder
@@ -315,18 +309,13 @@ def test_the_result_transfers_as_it_is(
     assert all(torch.equal(ours[name], value) for name, value in before.model.state_dict().items())
 
 
-def main(folder: Path, port: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
-    attempts = itertools.count()
+def main(folder: Path) -> None:
     for name, changes in PARALLEL.items():
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(next(attempts))
         TINY["run_tiny"](folder / name, *changes, recipe=folder / "tiny.yaml")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize("name", ["CCT-2/3x2", "R26+S/32", "BiT-R50x1"])
