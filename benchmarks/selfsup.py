@@ -113,6 +113,16 @@ def recipes(arguments: argparse.Namespace) -> dict[str, Path]:
     return files
 
 
+def known_results(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the results so far with the settings of all; those of other settings are not written over."""
+    known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    settings = {name: yaml.safe_load(file.read_text()) for name, file in files.items()}
+    settings["objectives"] = OBJECTIVES
+    if known.get("settings", settings) != settings:
+        sys.exit(f"{arguments.out} has results of other settings: name another with --out")
+    return {"parts": {}, **known, "settings": settings}
+
+
 def run(arguments: argparse.Namespace, recipe: Path, name: str, *changes: str) -> dict[str, Any]:
     """Train to the end; return the result with its command and the time that the whole call took."""
     path, began = str(arguments.runs / name), time.perf_counter()
@@ -223,21 +233,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    files = recipes(arguments)
+    known = known_results(arguments, files)
     if arguments.together:
         return train_together(arguments)
-    files = recipes(arguments)
-    known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
-    settings = {name: yaml.safe_load(file.read_text()) for name, file in files.items()}
-    settings["objectives"] = OBJECTIVES
-    if known.get("settings", settings) != settings:
-        sys.exit(f"{arguments.out} has results of other settings: name another with --out")
-    parts: dict[str, Any] = known.setdefault("parts", {})
+    parts: dict[str, Any] = known["parts"]
     known |= {
         "command": shlex.join(["python", "benchmarks/selfsup.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "machine": device_name(torch.device(arguments.device)),
         "torch": torch.__version__,
-        "settings": settings,
     }
     starts = [start for start in STARTS if start in arguments.parts]
     shares = [share for share in SHARES if share in arguments.parts]
