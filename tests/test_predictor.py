@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         model=tiny(),
         preprocessing=PREPROCESSING,
         class_names=None,
+        several_labels=False,
         name="small",
         notes=("a note",),
         asked={},
@@ -83,6 +85,57 @@ def test_predictions_are_the_models_probabilities(small: Predictor, files: list[
         assert guess["probability"] == pytest.approx(probabilities[guess["index"]].item(), rel=1e-5)
     shares = [guess["probability"] for guess in guesses]
     assert shares == sorted(shares, reverse=True) and shares[0] > 1.1 / 7
+
+
+@pytest.mark.parametrize("target", ["folder", "model.safetensors", "hf"])
+def test_classes_that_hold_together_have_probabilities_of_their_own(
+    files: list[Path], tmp_path: Path, target: str
+) -> None:
+    """What a file says of several labels is kept by every format that can say it, and a new head forgets it."""
+    path, to = tmp_path / target, "hf" if target == "hf" else "vitkit"
+    model = tiny(gelu="erf")
+    vitkit.save(model, path, to, class_names=NAMES, several_labels=True, preprocessing=PREPROCESSING)
+    again = tmp_path / "again"
+    vitkit.save(load(path, device="cpu"), again)
+    for found in (load(path, device="cpu"), load(again, device="cpu")):
+        [guesses] = found.predict(files[0], top=7)
+        expected = model(module.prepare(files[0], found.preprocessing)[None]).sigmoid()[0]
+        assert [guess["index"] for guess in guesses] == expected.argsort(descending=True).tolist()
+        assert [guess["probability"] for guess in guesses] == pytest.approx(
+            expected.sort(descending=True).values.tolist(), rel=1e-4
+        )
+    assert not load(path, device="cpu", num_classes=3).several_labels
+    vitkit.save(load(again, device="cpu"), again, several_labels=False, force=True)
+    assert not load(again, device="cpu").several_labels
+
+
+def test_transformers_knows_several_labels(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    for several in (True, False):
+        vitkit.save(tiny(gelu="erf"), tmp_path / str(several), "hf", several_labels=several)
+        kind = AutoConfig.from_pretrained(tmp_path / str(several)).problem_type
+        assert kind == ("multi_label_classification" if several else None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "changes", "several"),
+    [
+        ("a;b", (), True),
+        ("a;b", ("objective.loss=softmax",), False),
+        ("a", ("objective.loss=sigmoid",), False),
+    ],
+)
+def test_a_run_says_whether_classes_hold_together(
+    files: list[Path], tmp_path: Path, labels: str, changes: tuple[str, ...], several: bool
+) -> None:
+    rows = "".join(f"{file.name},{labels if number % 2 else 'b'}\n" for number, file in enumerate(files))
+    (tmp_path / "labels.csv").write_text(f"path,label\n{rows}")
+    tiny_runs = run_path(str(Path(__file__).parent / "train" / "tiny_runs.py"))
+    data = [f"data.train={tmp_path / 'labels.csv'}:all", "data.evaluate=null", "data.pipeline=resize(8)"]
+    tiny_runs["run_tiny"](tmp_path / "run", *data, "batch_size=4", "duration=2", "data.workers=0", *changes)
+    found = load(tmp_path / "run", device="cpu")
+    assert (found.class_names, found.several_labels) == (("a", "b"), several)
 
 
 def test_every_form_of_an_image_gives_the_same(small: Predictor, files: list[Path]) -> None:

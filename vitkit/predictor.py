@@ -44,13 +44,16 @@ class Predictor:
         name: str = "model",
         notes: Sequence[str] = (),
         device: torch.device | str = "cpu",
+        several_labels: bool = False,
     ) -> None:
+        """several_labels: whether several classes of an image may be right, each with a probability of its own."""
         self.device = torch.device(device)
         self.model = model.to(self.device).eval()
         self._preprocessing = preprocessing
         self._class_names = tuple(class_names)
         self.name = name
         self.notes = tuple(notes)
+        self.several_labels = several_labels
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -110,7 +113,8 @@ class Predictor:
             raise InputError(f"{self.name} has no pool and gives logits for each token, not for the image")
         if not logits.isfinite().all():
             raise InputError(f"{self.name} gives logits that are not finite: its weights are broken")
-        probabilities, indices = logits.softmax(-1).topk(min(top, len(self.class_names)))
+        probabilities = logits.sigmoid() if self.several_labels else logits.softmax(-1)
+        probabilities, indices = probabilities.topk(min(top, len(self.class_names)))
         return [
             {"name": self.class_names[index], "index": index, "probability": probability}
             for index, probability in zip(indices.tolist(), probabilities.tolist(), strict=True)
@@ -168,7 +172,15 @@ def load(
     if given is not None and len(given) != classes:
         raise InputError(f"{len(given)} class names for the {classes} classes of {loaded.name}")
     class_names = given or loaded.class_names or default_names(classes)
-    return Predictor(loaded.model, loaded.preprocessing, class_names, loaded.name, loaded.notes, chosen)
+    return Predictor(
+        loaded.model,
+        loaded.preprocessing,
+        class_names,
+        loaded.name,
+        loaded.notes,
+        chosen,
+        loaded.several_labels,
+    )
 
 
 def predict(

@@ -524,6 +524,7 @@ ENTRIES: list[tuple[str, Any, str]] = [
     ("vitkit.format_version", None, "has format version None, this vitkit reads 1"),
     ("vitkit.family", "lstm", "unknown family 'lstm'; expected one of vit, hybrid, resnet, compact"),
     ("vitkit.family", ["vit"], "unknown family"),
+    ("vitkit.several_labels", "no", "'several_labels' is neither true nor false"),
     ("vitkit.model", None, "'model' is missing or not an object"),
     ("vitkit.model.droput", 0.1, "unknown setting 'droput' in {path} (model); did you mean 'dropout'"),
     ("vitkit.model.width", "32", "width in {path} (model) is '32'; expected a whole number"),

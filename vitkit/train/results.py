@@ -180,6 +180,8 @@ class Results:
             plain,
             self.path / name,
             class_names=self.parts.class_names,
+            several_labels=self.parts.source.has_several_labels
+            and getattr(self.parts.objective, "sigmoid", False),
             preprocessing=self.parts.preprocessing,
             force=True,
         )

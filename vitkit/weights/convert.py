@@ -37,6 +37,9 @@ class Described(Protocol):
     @property
     def class_names(self) -> Sequence[str] | None: ...
 
+    @property
+    def several_labels(self) -> bool: ...
+
 
 Format = Literal["npz", "timm", "hf", "torchvision", "vitkit"]
 LAYOUTS: dict[str, tuple[str, ModuleType]] = {
@@ -102,18 +105,20 @@ def save(
     to: Format = "vitkit",
     *,
     class_names: Sequence[str] | None = None,
+    several_labels: bool | None = None,
     preprocessing: Preprocessing | None = None,
     accept: str | Sequence[str] = (),
     force: bool = False,
 ) -> None:
     """Write a model as a folder, or as one file with our JSON beside it where the path names a file.
 
-    What `vitkit.load` returned keeps its class names and preprocessing, unless others are given.
+    What `vitkit.load` returned keeps its class names, whether an image may have several, and its preprocessing, unless
+    others are given.
     """
     path = Path(path).expanduser()
     accept = (accept,) if isinstance(accept, str) else accept
     check_target(path, to, force)
-    loaded = _described(model, class_names, preprocessing)
+    loaded = _described(model, class_names, several_labels, preprocessing)
     config = loaded.model.config
     tensors = {name: tensor.detach().cpu() for name, tensor in loaded.model.state_dict().items()}
     if to in LAYOUTS:
@@ -132,7 +137,9 @@ def save(
     elif to == "hf":
         with replacing(path, force=force) as new:
             write_safetensors(new / "model.safetensors", tensors)
-            write_json(new / "config.json", huggingface.describe(config, loaded.class_names))
+            write_json(
+                new / "config.json", huggingface.describe(config, loaded.class_names, loaded.several_labels)
+            )
             preprocessor = huggingface.describe_preprocessing(loaded.preprocessing)
             write_json(new / "preprocessor_config.json", preprocessor)
     else:
@@ -142,22 +149,32 @@ def save(
             tensors,
             loaded.preprocessing,
             loaded.class_names,
+            loaded.several_labels,
             accept_numerics="numerics" in accept,
             force=force,
         )
 
 
 def _described(
-    model: Model | Described, class_names: Sequence[str] | None, preprocessing: Preprocessing | None
+    model: Model | Described,
+    class_names: Sequence[str] | None,
+    several_labels: bool | None,
+    preprocessing: Preprocessing | None,
 ) -> LoadedModel:
     if isinstance(model, Model):
-        network, names, stated = model, class_names, default_preprocessing(model.config)
+        network, names, stated, several = model, class_names, default_preprocessing(model.config), False
     else:
-        network, stated = model.model, model.preprocessing
+        network, stated, several = model.model, model.preprocessing, model.several_labels
         names = model.class_names if class_names is None else class_names
     if names is not None and len(names) != network.config.num_classes:
         raise InputError(f"{len(names)} class names for {network.config.num_classes} classes")
-    return LoadedModel(network, preprocessing or stated, None if names is None else tuple(names), "")
+    return LoadedModel(
+        network,
+        preprocessing or stated,
+        None if names is None else tuple(names),
+        "",
+        several_labels=several if several_labels is None else several_labels,
+    )
 
 
 def check_target(path: Path, to: Format, force: bool) -> None:
@@ -185,7 +202,10 @@ def _write_file(path: Path, tensors: Tensors, loaded: LoadedModel) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         WRITERS[path.suffix](weights, {name: tensor.contiguous() for name, tensor in tensors.items()})
-        write_json(note, to_json(loaded.model.config, loaded.preprocessing, loaded.class_names))
+        write_json(
+            note,
+            to_json(loaded.model.config, loaded.preprocessing, loaded.class_names, loaded.several_labels),
+        )
         weights.rename(path)
         note.rename(sidecar(path))
     except OSError as error:

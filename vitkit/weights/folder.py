@@ -43,10 +43,14 @@ class Stored:
     config: ModelConfig
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
+    several_labels: bool
 
 
 def to_json(
-    config: ModelConfig, preprocessing: Preprocessing, class_names: tuple[str, ...] | None
+    config: ModelConfig,
+    preprocessing: Preprocessing,
+    class_names: tuple[str, ...] | None,
+    several_labels: bool,
 ) -> dict[str, Any]:
     """Return the entry 'vitkit' of config.json, which is also the JSON beside a single file."""
     family = next(name for name, cls in FAMILIES.items() if cls is type(config))
@@ -57,6 +61,7 @@ def to_json(
         "model": to_dict(config),
         "preprocessing": to_dict(preprocessing),
         "class_names": None if class_names is None else list(class_names),
+        "several_labels": several_labels,
     }
 
 
@@ -80,10 +85,14 @@ def from_json(entry: Any, path: Path) -> Stored:
     names = entry.get("class_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise InputError(f"{path}: 'class_names' is not a list of texts")
+    several = entry.get("several_labels", False)
+    if not isinstance(several, bool):
+        raise InputError(f"{path}: 'several_labels' is neither true nor false")
     return Stored(
         from_dict(family, parts["model"], f"{path} (model)"),
         from_dict(Preprocessing, parts["preprocessing"], f"{path} (preprocessing)"),
         None if names is None else tuple(names),
+        several,
     )
 
 
@@ -98,6 +107,7 @@ def write_folder(
     tensors: Tensors,
     preprocessing: Preprocessing,
     class_names: tuple[str, ...] | None,
+    several_labels: bool,
     *,
     accept_numerics: bool = False,
     force: bool = False,
@@ -106,7 +116,7 @@ def write_folder(
 
     accept_numerics lets those two open it although they compute some numerics otherwise.
     """
-    entry = to_json(config, preprocessing, class_names)
+    entry = to_json(config, preprocessing, class_names, several_labels)
     document: dict[str, Any] = {}
     portable = why_not_portable(config, accept_numerics) is None
     if portable:
@@ -117,7 +127,7 @@ def write_folder(
     with replacing(folder, force=force) as new:
         write_safetensors(new / "model.safetensors", tensors)
         write_json(new / "config.json", document)
-        card = model_card(config, preprocessing, class_names, portable)
+        card = model_card(config, preprocessing, class_names, several_labels, portable)
         (new / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -174,7 +184,11 @@ def replacing(target: Path, *, force: bool) -> Iterator[Path]:
 
 
 def model_card(
-    config: ModelConfig, preprocessing: Preprocessing, class_names: tuple[str, ...] | None, portable: bool
+    config: ModelConfig,
+    preprocessing: Preprocessing,
+    class_names: tuple[str, ...] | None,
+    several_labels: bool,
+    portable: bool,
 ) -> str:
     """Return the README of a model folder."""
     name = find_name(config) or "a model of no published size"
@@ -182,6 +196,8 @@ def model_card(
     labels = (
         f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
     )
+    if several_labels:
+        labels += ", of which an image may have several: a sigmoid gives the probability of each"
     peers = (
         "It also opens with timm (`timm.create_model('local-dir:FOLDER', pretrained=True)`) and with\n"
         "`transformers.AutoModelForImageClassification.from_pretrained('FOLDER')`."

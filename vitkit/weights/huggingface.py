@@ -13,6 +13,7 @@ from vitkit.weights.layout import TIMM_RESNET, Reading
 from vitkit.weights.rules import COPY, POINTWISE, Rule, copies, stacked, to_ours, to_theirs
 
 LAYOUT = "transformers' layout"
+SEVERAL_LABELS = "multi_label_classification"
 LAYER = "vit.encoder.layer.{i}."
 VIT_RULES = [
     Rule("cls_token", ("vit.embeddings.cls_token",), COPY),
@@ -118,6 +119,7 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
         names = tuple(str(labels[str(index)]) for index in range(len(labels)))
         if names != tuple(f"LABEL_{index}" for index in range(len(names))):
             reading.class_names = names
+    reading.several_labels = extra.get("problem_type") == SEVERAL_LABELS
     if "preprocessor" in extra:
         reading.preprocessing |= _read_preprocessor(extra["preprocessor"])
         if bit and (size := _input_size(extra["preprocessor"])):
@@ -154,12 +156,15 @@ def numerics(config: ModelConfig) -> dict[str, Any]:
     return {}
 
 
-def describe(config: ModelConfig, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+def describe(
+    config: ModelConfig, class_names: tuple[str, ...] | None, several_labels: bool
+) -> dict[str, Any]:
     """Return the config.json of a native folder."""
     names = class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
-    labels = {
+    labels: dict[str, Any] = {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
+        **({"problem_type": SEVERAL_LABELS} if several_labels else {}),
     }
     if isinstance(config, ResNetConfig):
         width = 64 * config.width_factor

@@ -23,3 +23,5 @@ class Reading:
     preprocessing: dict[str, Any] = field(default_factory=dict)
     "Fields of the preprocessing that the layout fixes or its config file states."
     class_names: tuple[str, ...] | None = None
+    several_labels: bool = False
+    "Whether several classes of an image may be right."

@@ -54,6 +54,8 @@ class LoadedModel:
     "Lines that a verb prints: what was assumed or changed."
     states_preprocessing: bool = True
     "Whether the source states its preprocessing."
+    several_labels: bool = False
+    "Whether several classes of an image may be right, each with a probability of its own."
 
     def notes_with(self, preprocessing: Preprocessing) -> tuple[str, ...]:
         """Return the notes, where the model is used with another preprocessing."""
@@ -102,7 +104,7 @@ def load_model(
         adapt_channels(loaded, channels)
     if num_classes is not None and num_classes != loaded.model.config.num_classes:
         loaded.model.reset_head(num_classes)
-        loaded.class_names = None
+        loaded.class_names, loaded.several_labels = None, False
         if num_classes:
             notes.append(f"the head is new and untrained: {num_classes} classes for {old.num_classes}")
     if resample is not None:
@@ -179,9 +181,11 @@ def read_model(
         layout, reading = _read_layout(read_header(file), extra)
         if stored is None:
             config = infer_config(reading.tensors, reading.settings, named, image_size)
-            preprocessing, class_names = _preprocessing(config, reading, public), reading.class_names
+            preprocessing = _preprocessing(config, reading, public)
+            class_names, several = reading.class_names, reading.several_labels
         else:
-            config, preprocessing, class_names = stored.config, stored.preprocessing, stored.class_names
+            config, preprocessing = stored.config, stored.preprocessing
+            class_names, several = stored.class_names, stored.several_labels
         if named is not None:
             check_name(config, named)
         missing = account(config, reading, accept)
@@ -197,9 +201,8 @@ def read_model(
     if missing:
         notes.append(f"freshly initialised, not in {file.name}: {_names(missing)}")
     stated = stored is not None or path.is_dir() or public is not None
-    return LoadedModel(
-        model, preprocessing, class_names, find_name(config) or _own_name(path), tuple(notes), stated
-    )
+    name = find_name(config) or _own_name(path)
+    return LoadedModel(model, preprocessing, class_names, name, tuple(notes), stated, several)
 
 
 def account(config: ModelConfig, reading: Reading, accept: Sequence[str]) -> list[str]:
