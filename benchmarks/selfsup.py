@@ -185,37 +185,44 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def train_together(arguments: argparse.Namespace) -> None:
-    """Run this file once for each seed, all at once, and put their results together."""
+def train_together(arguments: argparse.Namespace, known: dict[str, Any]) -> None:
+    """Run this file once for each seed, all at once, and put their results together with those so far."""
     given = [word for word in sys.argv[1:] if word != "--together"]
-    results, running = [], []
+    running: dict[Path, subprocess.Popen[bytes]] = {}
     for seed in arguments.seeds:
         folder = arguments.runs / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-        results.append(folder / arguments.out.name)
-        own = ["--seeds", str(seed), "--runs", str(folder), "--out", str(results[-1])]  # the last ones hold
+        own = ["--seeds", str(seed), "--runs", str(folder), "--out", str(folder / arguments.out.name)]
         with open(folder / "log.txt", "a") as log:
-            command = [sys.executable, __file__, *given, *own]
-            running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+            command = [sys.executable, __file__, *given, *own]  # of an option given twice the last holds
+            running[folder] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         print(f"seed {seed}: {folder / 'log.txt'}", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in running])
-    stopped = [process.wait() for process in running]
-    found = [json.loads(file.read_text()) for file in results if file.is_file()]
-    parts = {key: part for result in found for key, part in result["parts"].items()}
-    command = shlex.join(["python", "benchmarks/selfsup.py", *sys.argv[1:]])
-    if found:
-        known = {**found[0], "command": command, "parts": parts, "accuracy": summary(parts)}
+    signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in running.values()])
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches them too: their ends are waited for
+    undone = [folder for folder, process in running.items() if process.wait()]
+    for folder in running:
+        file = folder / arguments.out.name
+        found = json.loads(file.read_text()) if file.is_file() else {}
+        if found.get("settings") == known["settings"]:
+            known = {**found, "parts": {**known["parts"], **found["parts"]}}
+            for picture in folder.glob("*.png"):
+                shutil.copyfile(picture, arguments.out.with_name(picture.name))
+    if known["parts"]:
+        known |= {"command": command_line(), "accuracy": summary(known["parts"])}
         arguments.out.write_text(json.dumps(known, indent=1) + "\n")
-        for picture in results[-1].parent.glob("*.png"):
-            shutil.copyfile(picture, arguments.out.with_name(picture.name))
-    print(table(summary(parts)))
-    if any(stopped):
-        sys.exit("stopped; the same command goes on")
+    print(table(summary(known["parts"])))
+    if undone:
+        logs = ", ".join(str(folder / "log.txt") for folder in undone)
+        sys.exit(f"stopped or failed, see {logs}; the same command goes on")
+
+
+def command_line() -> str:
+    return shlex.join(["python", "benchmarks/selfsup.py", *sys.argv[1:]])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--data", default="cifar10", help="DATA with train and test, without its split")
     parser.add_argument("--steps", type=int, default=10_000, help="of pre-training")
@@ -236,10 +243,10 @@ def main() -> None:
     files = recipes(arguments)
     known = known_results(arguments, files)
     if arguments.together:
-        return train_together(arguments)
+        return train_together(arguments, known)
     parts: dict[str, Any] = known["parts"]
     known |= {
-        "command": shlex.join(["python", "benchmarks/selfsup.py", *sys.argv[1:]]),
+        "command": command_line(),
         "date": datetime.date.today().isoformat(),
         "machine": device_name(torch.device(arguments.device)),
         "torch": torch.__version__,

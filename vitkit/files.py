@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitkit.errors import InputError
@@ -25,7 +25,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # what is told is why it couldn't be written
+            part.unlink()
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -60,7 +60,8 @@ _worlds = itertools.count()
 def _end_groups() -> None:
     """Free the groups of sharded models, which PyTorch's caches keep: their threads must not outlive Python.
 
-    One that still has a tensor to free then aborts the process, after all work was done.
+    One that still has a tensor to free then aborts the process, after all work was done. Models that are still named
+    somewhere keep theirs.
     """
     for mesh in gc.get_objects():
         if type(mesh) is DeviceMesh:

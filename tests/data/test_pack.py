@@ -508,6 +508,16 @@ def test_two_writers_of_one_file_have_a_part_each(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"file": b"first"}
 
 
+@pytest.mark.parametrize("name", ["file/inside", "x" * 250])
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(InputError, match=f"cannot write .*{name[-6:]}: "),
+        written_whole(tmp_path / name) as part,
+    ):
+        part.write_bytes(b"")
+
+
 def test_what_a_killed_run_left_is_removed(photos: Path, tmp_path: Path) -> None:
     target = tmp_path / "packed"
     target.mkdir()

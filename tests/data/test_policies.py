@@ -171,17 +171,19 @@ def test_randaugment_fills_with_grey() -> None:
     [
         ((32, 32), 2, 10, 3),
         ((32, 32), 1, 3, 0),
-        ((64, 64), 2, 10, 2),
+        ((41, 41), 1, 10, 2 + (40 / 41) ** 2),  # a box about the first row or column leaves the last
+        ((48, 56), 2, 10, 2 + 33 / 48 * 25 / 56),
         ((64, 120), 2, 10, 1),
+        ((80, 80), 2, 10, 2 + 1 / 80**2),
         ((224, 224), 2, 10, 0),
     ],
 )
 def test_what_randaugment_erases(
-    size: tuple[int, int], layers: int, magnitude: float, operations: int
+    size: tuple[int, int], layers: int, magnitude: float, operations: float
 ) -> None:
     share = policies.erased_share(size, layers, magnitude)
-    assert share == 1 - (1 - operations / 16) ** layers
-    count = 100 if share == 0 else 1000
+    assert share == pytest.approx(1 - (1 - operations / 16) ** layers)
+    count = 100 if share == 0 else 2000
     images = torch.randint(256, (count, 3, *size), dtype=torch.uint8, generator=torch.manual_seed(0))
     changed = policies.randaugment(images, a_draw(count), layers, magnitude).flatten(2)
     erased = (changed.amax(dim=2) == changed.amin(dim=2)).all(dim=1).float().mean()

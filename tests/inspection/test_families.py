@@ -113,6 +113,13 @@ def test_what_load_returns_is_taken_too(name: str) -> None:
     np.testing.assert_array_equal(CALLS[name](predictor, images), CALLS[name](model, images))
 
 
+def test_a_compiled_model_is_asked_itself() -> None:
+    model = make(FAMILIES["cvt"])
+    images = images_for(model.config)
+    found = CALLS["rollout"](torch.compile(model), images)
+    np.testing.assert_array_equal(found, CALLS["rollout"](model, images))
+
+
 @pytest.mark.parametrize("name", ["rollout", "gradient_rollout", "token_colors", "attention_distance"])
 def test_training_mode_is_left_as_it_was_and_drops_nothing(name: str) -> None:
     config = ViTConfig(

@@ -200,6 +200,7 @@ def test_losses_of_different_kinds_have_panels_of_their_own(tmp_path: Path) -> N
     lines = [training_line(1), {"step": 1, "val/loss": 2.0, "val/mean_average_precision": 0.5}]
     several = read_run(write_run(tmp_path / "several", lines, {"objective": OBJECTIVES["labels"]}))
     assert kind_of_loss(several) == kind_of_loss(runs[2])
+    assert "50%" in svg([several], Panel("mean_average_precision"))  # as in the tables
 
 
 def test_values_are_those_of_the_lines(runs: list[Run]) -> None:

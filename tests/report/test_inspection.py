@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from runpy import run_path
@@ -346,6 +347,21 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, photos: Path) -> N
     }
     with pytest.raises(InputError, match="expected a folder, to hold index.html"):
         inspect_model(model, photos, out=out / "mine.txt", force=True)
+
+
+def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
+    """A photo may have the name of a picture, and one who looks at pictures may give one for a photo."""
+    model, out = save(tmp_path / "model", "token"), tmp_path / "out"
+    out.mkdir()
+    own = shutil.copy(photos / "0.png", out / "photo-1.png")
+    before = own.read_bytes()
+    with pytest.raises(InputError, match="photo-1.png is no file of an inspection, and stays: take another"):
+        inspect_model(model, out, out=out, force=True, device="cpu")
+    assert own.read_bytes() == before and list(out.iterdir()) == [own]
+    own.unlink()
+    look(model, photos, out, num_photos=1)
+    with pytest.raises(InputError, match="photo-1.png is a picture of the inspection that is there: give"):
+        inspect_model(model, out / "photo-1.png", out=out, force=True, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "on ./pets:test, 2 seeds",
         "B/16@in21k",
         "all weights",
+        "Fine-tuning: petsAccuracy81.25%",
         "Measured: pets seed-0",
         "Inside pets seed-0",
         "80.00%",
@@ -148,6 +149,18 @@ def test_a_fine_tuning_that_has_just_begun_is_told(tmp_path: Path) -> None:
     write_run(path / "seed-0" / "run", FEW)
     (path / "finetune.json").write_text('{"request": {}, "status": "running"}')
     assert report([path])["runs"][0]["name"] == "pets"
+
+
+def test_a_seed_that_failed_is_told_and_no_other_has_its_model(tmp_path: Path) -> None:
+    path = write_finetuning(tmp_path / "pets")
+    write_evaluation(path / "evaluation")
+    run = write_run(path / "seed-0" / "run", [], status="failed", message="cannot read x.png", name="run")
+    result = report([path])
+    assert [run["name"] for run in result["runs"]] == ["pets seed-1"] and not result["runs"][0]["measured"]
+    assert result["left_out"] == [f"{run} has no metrics: it failed: cannot read x.png"]
+    write_run(path / "seed-1" / "run", [], status="failed", message="disk is full", name="run")
+    with pytest.raises(InputError, match="seed-0/run has no metrics: it failed: cannot read x.png"):
+        report([path], force=True)
 
 
 def test_the_seeds_of_several_are_counted(tmp_path: Path) -> None:
@@ -198,7 +211,7 @@ def test_a_run_without_labels_is_inspected_on_images_without_classes(tmp_path: P
 def test_a_seed_without_metrics_hides_no_other(tmp_path: Path) -> None:
     path = write_finetuning(tmp_path / "pets", seeds=2)
     (path / "seed-1" / "run" / "metrics.jsonl").write_text("")
-    assert [run["name"] for run in report([path])["runs"]] == ["pets"]
+    assert [run["name"] for run in report([path])["runs"]] == ["pets seed-0"]
 
 
 def test_classes_with_several_labels_are_judged_by_their_average_precision(tmp_path: Path) -> None:

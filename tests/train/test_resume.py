@@ -238,6 +238,9 @@ def test_force_begins_anew_but_not_in_a_run_at_work(tmp_path: Path) -> None:
     before = TINY["model_files"](run)
     with pytest.raises(InputError, match="no such file"):
         TINY["run_tiny"](run, "data.train=./nowhere", force=True)
+    for start in (run, f"{run}@last", run / "model"):
+        with pytest.raises(InputError, match="run holds .*, where the training starts: name another run"):
+            TINY["run_tiny"](run, f"model={{name: {start}}}", force=True)
     assert TINY["model_files"](run) == before  # a run that can't begin doesn't remove the one that is there
     assert read_record(run)["status"] == "done"
     assert TINY["run_tiny"](run, force=True)["step"] == 12

@@ -349,9 +349,13 @@ def test_a_sweep_ranks_what_it_keeps() -> None:
 
 def test_force_deletes_nothing_before_the_new_run_is_possible(model: str) -> None:
     finetune(model, DATA, PAPER, run="run", device="cpu")
-    for arguments in ((model, "digits:trian"), ("runs/run/model", DATA), ("runs/run", DATA)):
-        with pytest.raises(InputError):
-            finetune(*arguments, PAPER, run="run", device="cpu", force=True)
+    with pytest.raises(InputError, match="trian"):
+        finetune(model, "digits:trian", PAPER, run="run", device="cpu", force=True)
+    for start in ("runs/run/model", "runs/run", "runs/run@last", "Ti/16@runs/run/model"):
+        with pytest.raises(
+            InputError, match="^runs/run holds .*, where the fine-tuning starts: name another"
+        ):
+            finetune(start, DATA, PAPER, run="run", device="cpu", force=True)
     assert Path("runs/run/model/config.json").is_file()
     with pytest.raises(InputError, match="--run is empty"):
         finetune(model, DATA, PAPER, run="", device="cpu", force=True)

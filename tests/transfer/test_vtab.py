@@ -162,6 +162,8 @@ def test_vits_protocol() -> None:
     assert settings_of("vit", "dsprites_loc").data.pipeline == "resize(384)"
     assert settings_of("vit", "smallnorb_azi").data.pipeline == "resize(448)|random_crop(384)"
     assert settings_of("vit", "dtd", "H/14").data.pipeline == "resize(441)|random_crop(378)|flip"
+    tall = model_config("B/16", image_size=(224, 112))  # keeps its proportions, with the pixels of 384 x 384
+    assert "image_size=544x272" in changes_of("vit", exercise("dtd"), tall, None)
     assert settings_of("vit", "dtd", steps=10).duration == 10
 
 

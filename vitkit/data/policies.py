@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,9 +66,14 @@ def randaugment(images: Tensor, draw: Draw, layers: int = 2, magnitude: float = 
 def erased_share(size: tuple[int, int], layers: int = 2, magnitude: float = 10) -> float:
     """Return the share of images of which one step of published RandAugment leaves nothing: it counts in pixels."""
     reach = {name: PAPER_LEVELS[name](magnitude / 10) for name in ("TranslateX", "TranslateY", "Cutout")}
-    erasing = (reach["TranslateX"] >= size[1]) + (reach["TranslateY"] >= size[0])
-    erasing += reach["Cutout"] >= max(size)  # wherever the box's centre is
+    erasing: float = (reach["TranslateX"] >= size[1]) + (reach["TranslateY"] >= size[0])
+    erasing += math.prod(_covering(side, reach["Cutout"]) / side for side in size)
     return 1 - (1 - erasing / len(PAPER_LEVELS)) ** layers
+
+
+def _covering(side: int, reach: float) -> int:
+    """Return how many centres 0 to side - 1 a box has that reaches over all of a side: [centre - reach, centre + reach)."""
+    return max(0, min(side - 1, int(reach)) - max(0, side - int(reach)) + 1)
 
 
 @dataclass(frozen=True)

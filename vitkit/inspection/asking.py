@@ -47,8 +47,9 @@ def _all(what: list[str]) -> str:
 
 
 def bare(model: Inspected) -> Model:
-    """Return the module itself."""
+    """Return the module itself, also of one that torch.compile wraps."""
     module = model.model if isinstance(model, Predictor) else model
+    module = getattr(module, "_orig_mod", module)
     if not isinstance(module, Model):
         raise InputError(
             f"the model is {type(model).__name__}; expected what vitkit.load or create_model returns"

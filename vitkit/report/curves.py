@@ -295,7 +295,7 @@ def _dress(axes: Axes, title: str, measure: str, steps_per_epoch: float | None) 
     axes.margins(x=0.03)
 
     def show(value: float, _: object) -> str:
-        if numbers.is_accuracy(measure):
+        if numbers.is_share(measure):
             return f"{value * 100:.4g}%"
         return f"{value:.3g}" if measure == "learning_rate" else numbers.decimal(value)
 

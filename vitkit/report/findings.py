@@ -136,6 +136,9 @@ def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
                 f"{text} is data, and data is inspected alone: leave out the others, or give files"
             )
     left_out = {path.resolve() for path in leave_out}
+    for path in given:
+        if Path(path).expanduser().resolve() in left_out:
+            raise InputError(f"{path} is a picture of the inspection that is there: give the photo itself")
     found = find_images([os.path.expanduser(path) for path in given])
     paths = [str(path) for path in found if path.resolve() not in left_out]
     return Files("photos", "all", ("",), np.zeros(len(paths), np.int64), paths)

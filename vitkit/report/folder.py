@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,29 +84,36 @@ class NoMetrics(InputError):
     """A run that has nothing to draw yet, or never will."""
 
 
-def read_runs(path: Path) -> list[Run]:
-    """Read the run in a folder, or those of a fine-tuning, one for each seed that has begun."""
-    if not (path / FINETUNE).is_file():
-        return [read_run(path)]
+def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
+    """Read the run in a folder, or those of a fine-tuning, one for each seed; and why some are left out."""
+    runs: list[Run] = []
+    left_out: list[NoMetrics] = []
+    is_single = not (path / FINETUNE).is_file()
     seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
-    runs = []
-    for seed in seeds:
-        if (seed / METRICS).is_file():
-            with suppress(NoMetrics):
-                runs.append(read_run(seed))
+    for folder in [path] if is_single else [seed for seed in seeds if (seed / METRICS).is_file()]:
+        try:
+            runs.append(read_run(folder))
+        except NoMetrics as error:
+            left_out.append(error)
+    if is_single:
+        return runs, left_out
     is_done = read_object(path / FINETUNE).get("status") == "done"
-    if not runs and is_done:
+    if not runs and not left_out and is_done:
         raise InputError(
             f"{path} kept a head fitted on features, and no step was trained: there are no curves to draw; what it "
             f"reached is in {path / EVALUATION}, and vit inspect shows its model"
         )
-    if not runs:
-        raise NoMetrics(f"{path} is a fine-tuning whose runs have no metrics: wait for their first line")
-    name = path.resolve().name
-    if is_done:  # its model and evaluation are the first seed's
-        runs[0] = replace(runs[0], home=path)
-    names = [f"{name} {run.path.parent.name}" if len(runs) > 1 else name for run in runs]
-    return [replace(run, name=own) for run, own in zip(runs, names, strict=True)]
+    if not runs and not left_out:
+        waiting = NoMetrics(f"{path} is a fine-tuning whose runs have no metrics: wait for their first line")
+        return [], [waiting]
+    name, has_several = path.resolve().name, len(runs) + len(left_out) > 1
+    for place, run in enumerate(runs):
+        seed = run.path.parent.name
+        home = (
+            path if is_done and seed == "seed-0" else run.home
+        )  # its model and evaluation are the first seed's
+        runs[place] = replace(run, name=f"{name} {seed}" if has_several else name, home=home)
+    return runs, left_out
 
 
 def read_run(path: Path) -> Run:

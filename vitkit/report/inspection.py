@@ -111,8 +111,16 @@ def inspect_model(
         "files": [str(folder / name) for name in (*contents, RECORD, PAGE)],
         "notes": list(notes),
     }
-    contents[RECORD] = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
-    contents[PAGE] = text.encode("utf-8", "backslashreplace")
+    record = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
+    page = text.encode("utf-8", "backslashreplace")
+    contents = {
+        RECORD: record,
+        **contents,
+        PAGE: page,
+    }  # the record first: all that it lists is an inspection's
+    for name in contents:
+        if (folder / name).exists() and folder / name not in earlier:
+            raise InputError(f"{folder / name} is no file of an inspection, and stays: take another --out")
     for path in earlier:
         path.unlink(missing_ok=True)
     for name, content in contents.items():
@@ -130,7 +138,7 @@ def _earlier_files(folder: Path, force: bool) -> list[Path]:
         raise InputError(f"{folder} exists and is not empty; --force writes into it, or take another --out")
     written = read_object(folder / RECORD).get("files")
     names = [Path(str(name)).name for name in written] if isinstance(written, list) else []
-    return [folder / name for name in names if name.endswith((".png", ".csv"))]
+    return [folder / name for name in names if name in (RECORD, PAGE) or name.endswith((".png", ".csv"))]
 
 
 def _drawings(found: Findings) -> list[Drawing]:

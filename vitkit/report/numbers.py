@@ -42,9 +42,14 @@ def is_accuracy(name: str) -> bool:
     return name.endswith("accuracy")
 
 
+def is_share(name: str) -> bool:
+    """Tell by its name what is shown in percent."""
+    return is_accuracy(name) or name.endswith(("average_precision", "calibration_error"))
+
+
 def metric(name: str, value: float) -> str:
     """A share in percent, anything else as a decimal number, with digits that stand below each other."""
-    if is_accuracy(name) or name.endswith(("average_precision", "calibration_error")):
+    if is_share(name):
         return percent(value)
     return f"{value:.4f}" if 1e-3 <= abs(value) < 100 else decimal(value)
 

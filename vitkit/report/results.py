@@ -177,4 +177,4 @@ def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
         best = max(range(len(tried)), key=lambda place: tried[place]["accuracy"])
         columns = ["Learning rate tried", "Accuracy on the dev split"]
         parts.append(fold("Sweep", table(columns, rows, right=columns[1:], best=best)))
-    return [section("Fine-tuning" if is_alone else f"Fine-tuning: {run.name}", *parts)]
+    return [section("Fine-tuning" if is_alone else f"Fine-tuning: {run.home.resolve().name}", *parts)]

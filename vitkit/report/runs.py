@@ -84,14 +84,12 @@ def report(
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Return all runs, and why those of some folders are left out; one folder at least must have some."""
+    """Return all runs, and why some are left out; there must be one at least."""
     found: list[Run] = []
     left_out: list[NoMetrics] = []
     for path in paths:
-        try:
-            found += read_runs(path)
-        except NoMetrics as error:
-            left_out.append(error)
+        runs, without = read_runs(path)
+        found, left_out = found + runs, left_out + without
     if not found:
         raise left_out[0]
     return found, list(map(str, left_out))

@@ -43,6 +43,7 @@ from vitkit.train.runs import (
     read_record,
     run_name,
 )
+from vitkit.weights.load import lies_in
 from vitkit.world import World, join_world
 
 
@@ -85,6 +86,8 @@ def train_config(
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Train a config in a run folder, from where it stands."""
+    if lies_in(config.model["name"], path):
+        raise InputError(f"{path} holds {config.model['name']}, where the training starts: name another run")
     with join_world(choose_device(device)) as world:
         listener = listener if listener and world.is_first else Silent()
         folder: RunFolder | None = None

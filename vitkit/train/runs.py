@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from vitkit.config import read_yaml, write_yaml
 from vitkit.errors import InputError
-from vitkit.files import written_whole
+from vitkit.files import write_file
 
 ROOT = "runs"
 CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
@@ -132,7 +132,7 @@ class RunFolder:
         self.record |= {**fields, "updated": _now()}
         if self.is_stale:
             return
-        _write(self.path / RECORD, json.dumps(self.record, indent=2, allow_nan=False) + "\n")
+        write_file(self.path / RECORD, json.dumps(self.record, indent=2, allow_nan=False) + "\n")
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; numbers that are not finite become null, since JSON has none."""
@@ -166,7 +166,7 @@ class RunFolder:
                     f"{self.path} holds {others[0]!r} and no {CONFIG}: it is no run folder; name another"
                 )
             plain = json.loads(json.dumps(config, allow_nan=False))
-            _write(path, write_yaml(plain))
+            write_file(path, write_yaml(plain))
             return
         theirs, ours = dict(_leaves(self._complete(read_config(self.path)))), dict(_leaves(config))
         for name in ours | theirs:
@@ -234,7 +234,7 @@ def cut_metrics(folder: str | Path, step: int) -> None:
     path = Path(folder, METRICS)
     kept = b"".join(text for text, line in _metrics(Path(folder)) if line["step"] <= step)
     if path.exists() and path.read_bytes() != kept:
-        _write(path, kept.decode())
+        write_file(path, kept)
 
 
 def list_runs(root: str | Path = ROOT) -> list[dict[str, Any]]:
@@ -383,8 +383,3 @@ def _refuse(constant: str) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _write(path: Path, text: str) -> None:
-    with written_whole(path) as part:
-        part.write_text(text, encoding="utf-8")

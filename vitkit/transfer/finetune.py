@@ -29,6 +29,7 @@ from vitkit.transfer.head import fit_head
 from vitkit.transfer.pace import seconds_per_step
 from vitkit.transfer.plan import Part, Plan, make_plan
 from vitkit.transfer.protocols import QUICK_EPOCHS
+from vitkit.weights.load import lies_in
 
 RESULT = "finetune.json"
 HEAD_ALONE = "the fitted head alone"
@@ -64,7 +65,7 @@ def finetune(
     listener = Once(heard)
     request = {"model": model, "data": data, "changes": list(changes), "sweep": sweep, "seeds": seeds}
     path = folder_of(request, run)
-    if Path(model).exists() and Path(model).resolve().is_relative_to(path.resolve()):
+    if lies_in(model, path):
         raise InputError(f"{path} holds {model}, where the fine-tuning starts: name another run")
     if not (path / RESULT).is_file() and path.is_dir() and any(path.iterdir()):
         raise InputError(f"{path} exists and holds no fine-tuning: name another run")

@@ -151,6 +151,12 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
     return Source(None, text)
 
 
+def lies_in(spec: str | Path, folder: Path) -> bool:
+    """Say whether a MODEL string names what a folder holds: RUN, RUN@last, NAME@FILE."""
+    found = [_existing(part) for part in (str(spec), *str(spec).split("@", 1))]
+    return any(path.resolve().is_relative_to(folder.resolve()) for path in found if path)
+
+
 def _check_name(name: str) -> None:
     """Refuse what is no model's name."""
     try:

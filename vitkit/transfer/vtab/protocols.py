@@ -12,7 +12,7 @@ from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import ModelConfig, write_size
 from vitkit.transfer.config import part_changes
 from vitkit.transfer.forecast import operations
-from vitkit.transfer.protocols import fitting_size
+from vitkit.transfer.protocols import fitting_size, in_proportion
 from vitkit.transfer.vtab.tasks import Exercise
 
 FEWSHOT = "fewshot"
@@ -106,10 +106,11 @@ def changes_of(
 
 
 def size_of(name: str, task: Exercise, model: ModelConfig, changes: Sequence[str] = ()) -> tuple[int, int]:
-    """Return the size of a task's images: the protocol's or the user's, as near to it as patches fit."""
+    """Return the size of a task's images: the protocol's in the model's proportions, or the user's, as patches fit."""
     protocol = PROTOCOLS[name]
-    asked = part_changes(changes)[0].image_size
-    return fitting_size(model, asked or (protocol.small_size if task.is_small else protocol.image_size))
+    if asked := part_changes(changes)[0].image_size:
+        return fitting_size(model, asked)
+    return in_proportion(model, protocol.small_size if task.is_small else protocol.image_size)
 
 
 def operations_of(
