@@ -40,7 +40,17 @@ LAYERS: dict[str, set[str]] = {
         *("world", "objectives", "evaluate"),
     },
     "inspection": {"models", "data", "predictor"},
-    "report": {"config", "files", "models", "cost", "weights", "data", "predictor", "inspection"},
+    "report": {
+        "config",
+        "files",
+        "models",
+        "cost",
+        "weights",
+        "data",
+        "predictor",
+        "inspection",
+        "objectives",
+    },
     "quickstart": {"train"},
     "transfer": {
         *("config", "files", "models", "cost", "weights", "data", "predictor"),

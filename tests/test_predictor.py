@@ -341,6 +341,23 @@ def test_accuracy_on_real_photos_is_timms() -> None:
     assert (sum(right), len(right)) == (86, 99)
 
 
+def test_another_image_size() -> None:
+    found = Predictor(tiny(), PREPROCESSING, NAMES)
+    found.set_image_size((48, 64))
+    assert found.preprocessing.size == (48, 64) and found.model.config.size == (48, 64)
+    assert found.predict(np.zeros((100, 100, 3), np.uint8))
+
+
+def test_the_card_of_a_model_without_a_head_says_what_it_can(tmp_path: Path) -> None:
+    for classes, task, call, auto in (
+        (0, "image-feature-extraction", 'embed("photo.jpg")', "transformers.AutoModel."),
+        (7, "image-classification", 'predict("photo.jpg")', "transformers.AutoModelForImageClassification."),
+    ):
+        vitkit.save(tiny(classes, gelu="erf"), tmp_path / str(classes))
+        card = (tmp_path / str(classes) / "README.md").read_text()
+        assert f"tags: [{task}, " in card and call in card and auto in card
+
+
 def test_a_changed_model_is_followed() -> None:
     predictor = load("mu/16", device="cpu", num_classes=1000)
     predictor.model.reset_head(3)

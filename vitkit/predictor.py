@@ -66,6 +66,10 @@ class Predictor:
         num_classes = self.model.config.num_classes
         return self._class_names if len(self._class_names) == num_classes else default_names(num_classes)
 
+    def set_image_size(self, image_size: Size) -> None:
+        """Take images of another size from now on: a number, or (height, width)."""
+        self.model.set_image_size(image_size)
+
     def predict(self, images: Images, top: int = 5, batch_size: int = 32) -> list[list[Prediction]]:
         """Return each image's most likely classes, the likeliest first."""
         return [_or_raise(row) for row in self._predictions(_each(images), top, batch_size)]

@@ -40,6 +40,7 @@ def test_built_in_data_needs_no_files() -> None:
     [
         ("cifr10", "unknown data source 'cifr10'; did you mean 'cifar10' or 'cifar100'?"),
         ("photos/a.png", "a path starts with '.', '/' or '~': './photos/a.png'"),
+        ("photoss", "unknown data source 'photoss'; did you mean './photos'?"),
         ("photos", "unknown data source 'photos'; a path starts with '.', '/' or '~': './photos'"),
         ("xyzzy", "expected digits, shapes, aircraft, "),
         ("digits[size=16]", "data spec 'digits[size=16]': size= is an item of shapes only"),

@@ -14,6 +14,7 @@ from PIL import Image
 import vitkit
 from vitkit.models.configs import Preprocessing
 from vitkit.report.inspection import inspect_model
+from vitkit.report.page import figure
 from vitkit.report.runs import report
 
 TESTS = Path(__file__).parents[1]
@@ -97,6 +98,29 @@ def test_letters_of_wide_pictures_stay_large_on_a_phone(
         assert box < WIDTHS["phone"] and caption < WIDTHS["phone"]
         assert shown >= 0.66 * min(natural, 1440)
     assert any(shown > box for _, shown, box, _ in figures)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["token", "report"])
+def test_what_scrolls_says_so_on_a_phone(
+    browser: Any, pages: dict[str, Path], name: str, width: str, tmp_path: Path
+) -> None:
+    """And what fits doesn't; there is a picture of each kind."""
+    small = tmp_path / "small.png"
+    Image.new("RGB", (90, 9)).save(small)
+    fits = figure(small.read_bytes(), "small", kind="wide")
+    page = tmp_path / "page.html"
+    page.write_text(pages[name].read_text(encoding="utf-8").replace("</main>", f"{fits}</main>"), "utf-8")
+    browser.open(page, WIDTHS[width], is_phone=width == "phone")
+    figures = browser.evaluate(
+        """[...document.querySelectorAll("figure.wide")].filter(node => !node.closest("details:not([open])"))
+        .map(node => [node.querySelector(".scroll"), getComputedStyle(node, "::before")])
+        .map(([box, sign]) => [
+            box.scrollWidth > box.clientWidth, sign.content.includes("scroll sideways") && parseFloat(sign.height) > 9,
+        ])"""
+    )
+    assert all(scrolls == says for scrolls, says in figures)
+    assert {scrolls for scrolls, _ in figures} == ({True, False} if width == "phone" else {False})
 
 
 def test_a_fault_is_seen(browser: Any, tmp_path: Path) -> None:

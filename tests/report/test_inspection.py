@@ -23,7 +23,7 @@ from vitkit.errors import InputError
 from vitkit.inspection import attention_distance, pooling_map, rollout, uniform_distance
 from vitkit.inspection.pictures import photo
 from vitkit.models.configs import Preprocessing
-from vitkit.predictor import Predictor
+from vitkit.predictor import Predictor, load
 from vitkit.report import findings
 from vitkit.report.findings import open_images
 from vitkit.report.inspection import inspect_model
@@ -55,7 +55,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def look(model: str, images: Any, out: Path, **settings: Any) -> dict[str, Any]:
+def look(model: Any, images: Any, out: Path, **settings: Any) -> dict[str, Any]:
     result = inspect_model(model, images, out=out, device="cpu", **{"num_photos": 1, **settings})
     json.dumps(result, allow_nan=False)
     assert sorted(map(str, out.iterdir())) == sorted(result["files"])
@@ -234,6 +234,32 @@ def test_the_target_is_a_name_or_a_number(tmp_path: Path, photos: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
+def test_classes_that_are_numbers_are_named_by_them(tmp_path: Path, photos: Path) -> None:
+    """On the command line a number is a name there; a whole number in Python is a place."""
+    model = load(save(tmp_path / "model", "token"), names=["1", "3", "5", "7", "9"], device="cpu")
+    for target, name in (("5", "5"), (4, "9")):
+        found = look(model, photos / "0.png", tmp_path / "out", target=target, force=True)
+        assert found["photos"][0]["target"] == name
+    with pytest.raises(InputError, match="the model has no class '4'; expected a name$"):
+        look(model, photos / "0.png", tmp_path / "out", target="4", force=True)
+
+
+def test_a_loaded_model_is_inspected_as_it_is(tmp_path: Path, photos: Path) -> None:
+    path = save(tmp_path / "model", "token")
+    model = load(path, device="cpu")
+    found = look(model, photos / "0.png", tmp_path / "loaded")
+    assert found["model"] == model.name in read(found["html"]).text
+    look(path, photos / "0.png", tmp_path / "named")
+    pictures = [(tmp_path / name / "photo-1-rollout.png").read_bytes() for name in ("loaded", "named")]
+    assert pictures[0] == pictures[1]
+    with torch.no_grad():
+        model.model.head.weight.copy_(-model.model.head.weight)
+    found = look(model, photos / "0.png", tmp_path / "changed")
+    assert (tmp_path / "changed" / "photo-1-gradient.png").read_bytes() != (
+        tmp_path / "named" / "photo-1-gradient.png"
+    ).read_bytes()
+
+
 def test_rollout_settings_reach_the_maps(tmp_path: Path, photos: Path) -> None:
     model = save(tmp_path / "model", "token")
     found = {}
@@ -375,6 +401,7 @@ def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"images": "photo.jpg"}, "no such file or folder: photo.jpg"),
+        ({"images": "hollidays/"}, "no such file or folder: hollidays"),
         ({"images": "digist:test"}, "unknown data source 'digist'; did you mean 'digits'?"),
         ({"images": []}, "no images to inspect: give one at least"),
         (

@@ -55,3 +55,11 @@ def test_the_best_row_and_sides_are_marked() -> None:
     shown = table(["a", "b"], [["1", "2"], ["3", "4"]], right=["b"], best=1)
     assert '<tr><th scope="row">1</th><td class="right">2</td></tr>' in shown
     assert '<tr class="best"><th scope="row">3</th>' in shown
+
+
+def test_a_wide_picture_tells_its_width() -> None:
+    """By which a narrow page knows whether to say that it scrolls."""
+    assert figure(PNG, "a", kind="wide").startswith(
+        '<figure class="wide" style="--width:3px"><div class="scroll"'
+    )
+    assert "style" not in figure(PNG, "a", kind="sheet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -14,6 +15,7 @@ from PIL import Image
 import vitkit
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
+from vitkit.report.inspection import inspect_model
 from vitkit.report.results import accuracy_of, results_in_short
 from vitkit.report.runs import report
 
@@ -265,3 +267,23 @@ def test_pictures_of_a_run_without_labels_are_shown(tmp_path: Path) -> None:
     page = read(report([run])["html"])
     assert "Step 2: an image, what is left of it" in page.text and "Step 400: an image" in page.text
     assert len(page.images) == 2
+
+
+def test_photos_have_the_names_that_an_inspection_gives_them(tmp_path: Path) -> None:
+    """With their folders, whichever are drawn: the report's three are of one class here."""
+    for kind, count in (("sand", 9), ("sea", 1)):
+        (tmp_path / "data" / "test" / kind).mkdir(parents=True)
+        for number in range(count):
+            image = png(f"rgb({number}, 0, 0)" if kind == "sand" else "blue")
+            (tmp_path / "data" / "test" / kind / f"{number:03d}.png").write_bytes(image)
+    data = f"{tmp_path / 'data'}:test"
+    run = write_run(tmp_path / "a", FEW, config={"data": {"evaluate": data}})
+    write_model(run / "model")
+    reported = report([run], inspect=True, device="cpu")
+    inspected = inspect_model(run, data, out=tmp_path / "out", device="cpu", num_photos=10)
+    names, others = (
+        re.findall("<article><h3>(.*?)</h3>", Path(result["html"]).read_text(encoding="utf-8"))
+        for result in (reported, inspected)
+    )
+    assert names == ["sand/000.png", "sand/003.png", "sand/006.png"]
+    assert others == [*(f"sand/{number:03d}.png" for number in range(9)), "sea/000.png"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -243,3 +245,57 @@ def test_differences() -> None:
     two = {"a": {"b": 2, "c": [1, 2]}, "same": "x", "number": 1.0, "new": None}
     assert differences([one, one]) == {}
     assert differences([one, two]) == {"a.b": [1, 2], "number": [1, 1.0], "new": ["", None]}
+
+
+def test_settings_that_an_objective_does_not_read_are_no_differences(tmp_path: Path) -> None:
+    changes = {
+        "masked": ["objective.name=masked_patches"],
+        "mae": ["objective.name=mae", "objective.mask_share=0.6"],
+    }
+    configs = {}
+    for name, settings in changes.items():
+        plain = to_dict(resolve("digits", [*settings, "data.pipeline=flip"]))
+        configs[name] = {"objective": plain["objective"]}
+    found = differences([configs["masked"], configs["mae"]])
+    assert found == {
+        "objective.name": ["masked_patches", "mae"],
+        "objective.corrupt_share": [0.5, ""],
+        "objective.target": ["mean_color", ""],
+        "objective.mask_share": ["", 0.6],
+        "objective.decoder_width": ["", 512],
+        "objective.decoder_depth": ["", 8],
+        "objective.patch_norm": ["", True],
+    }
+    unknown = {"objective": {"name": "new", "mask_share": 0.6, "own": 1}}
+    assert differences([configs["mae"], unknown])["objective.own"] == ["", 1]
+    assert differences([{"objective": "mae"}, {"objective": {}}]) == {"objective": ["mae", {}]}
+    runs = [write_run(tmp_path / name, FEW, config=configs[name]) for name in ("masked", "mae")]
+    text = read(report(runs, out=tmp_path / "out")["html"]).text.split("Config differences")[1]
+    assert "objective.mask_share–0.6" in text and "objective.corrupt_share0.5–" in text
+
+
+def test_runs_without_a_model_need_no_torch(tmp_path: Path) -> None:
+    config = {"model": {"name": "Ti/16", "patch": 4}, "objective": {"name": "mae"}}
+    runs = [str(write_run(tmp_path / name, FEW, config=config)) for name in "ab"]
+    code = (
+        f"import sys; from vitkit.report.runs import report; report({runs}, out={str(tmp_path / 'out')!r}); "
+    )
+    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("Ti/16", "Ti/16"),
+        ({"name": "Ti/16", "width": 192, "image_size": 32, "pool": "mean"}, "Ti/16"),
+        ({"name": "Ti/16", "heads": 4, "patch": 4, "width": 64}, "Ti/16 changed: patch 4, width 64, heads 4"),
+        ({"name": "vit_tiny_patch16_224", "patch": 16, "depth": 6}, "vit_tiny_patch16_224 changed: depth 6"),
+        ({"name": "B/16@in21k", "patch": 16, "mlp_width": 8}, "B/16@in21k changed: mlp_width 8"),
+        ({"name": "CCT-7/3x1", "width": 256, "depth": 2}, "CCT-7/3x1 changed: depth 2"),
+        ({"name": "runs/start", "patch": 8}, "runs/start changed: patch 8"),
+    ],
+)
+def test_a_model_of_another_shape_than_its_names_is_told(tmp_path: Path, model: Any, words: str) -> None:
+    result = report([write_run(tmp_path / "a", FEW, config={"model": model, "data": "digits:train"})])
+    assert f"Model{words}Datadigits:train" in read(result["html"]).text
+    assert result["runs"][0]["model"] == (model if isinstance(model, str) else model["name"])

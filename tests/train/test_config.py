@@ -104,6 +104,8 @@ def test_periods(recipe: Path) -> None:
     config = resolve(recipe, ["duration=10ep", "log_every=1ep", "evaluate_every=50%", "checkpoint_every=7"])
     periods = resolve_periods(config, 128)
     assert dataclasses.astuple(periods) == (80, 8, 40, 7, 16, 8.0)
+    for duration, steps in ((7, 1), (100, 5), (990, 50), (10_000, 50)):
+        assert resolve_periods(resolve(recipe, [f"duration={duration}", "log_every=null"]), 1000).log == steps
     for name in ("log_every", "evaluate_every", "checkpoint_every"):
         with pytest.raises(InputError, match=f"{name} must be at least one step, not 0"):
             resolve_periods(resolve(recipe, [f"{name}=0"]), 128)

@@ -26,7 +26,7 @@ from vitkit.models.names import model_config
 from vitkit.objectives import build_objective
 from vitkit.train.config import TrainConfig
 from vitkit.train.durations import Duration, parse_duration
-from vitkit.train.recipes import list_recipes, resolve
+from vitkit.train.recipes import FOLDER, list_recipes, resolve
 from vitkit.train.run import train_config
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +84,8 @@ AUGREG_I21K: dict[str, Row] = {  # PAPERS.md 6.1, the recommended checkpoints
 OTHERS: dict[str, Row] = {
     # PAPERS.md 1.11
     "masked_patches_b16": ("B/16", "adamw", 2e-4, 0.0, 1_000_000, 4096, "cosine", 10_000),
+    # arXiv 2111.06377, table 8: 1.5e-4 per 256 images, 40 epochs of warm-up
+    "mae_b16": ("B/16", "adamw", 1.5e-4 * 4096 / 256, 0.05, "1600 epochs", 4096, "cosine", "2.5%"),
     # PAPERS.md 6.2
     "plain_s16_90ep": ("S/16", "adamw", 1e-3, 0.1, "90 epochs", 1024, "cosine", 10_000),
     "plain_s16_150ep": ("S/16", "adamw", 1e-3, 0.1, "150 epochs", 1024, "cosine", 10_000),
@@ -147,7 +149,7 @@ def test_values_are_the_published_ones(name: str) -> None:
     )
     assert found == pytest.approx(PUBLISHED[name])
     if config.optimizer.name == "adamw":
-        assert config.optimizer.betas == (0.9, 0.999)
+        assert config.optimizer.betas == ((0.9, 0.95) if name == "mae_b16" else (0.9, 0.999))
     assert config.select == "last"  # nothing is chosen by the data that results are measured on
 
 
@@ -244,6 +246,21 @@ def test_masked_patches_are_the_papers() -> None:
     assert round(parse_duration(config.duration, 1) * config.batch_size / DATA["./jft"][0]) == 14
 
 
+def test_mae_is_the_published_one() -> None:
+    """arXiv 2111.06377, table 8 and section 4; its code's fixed positions."""
+    config = resolve("mae_b16")
+    found = config.objective
+    assert (found.mask_share, found.decoder_width, found.decoder_depth, found.patch_norm) == (
+        0.75,
+        512,
+        8,
+        True,
+    )
+    assert config.optimizer.betas == (0.9, 0.95) and config.model["positions"] == "sincos_2d"
+    assert parse_duration(config.schedule.warmup, 1, 1600) == 40
+    assert config.data.pipeline == "inception_crop(224,0.2,1.0)|flip"
+
+
 def test_bit_drops_its_learning_rate() -> None:
     """PAPERS.md 1.10."""
     for name in ("bit_i1k", "bit_i21k"):
@@ -332,6 +349,7 @@ def exaflops_of(config: TrainConfig, name: str) -> float:
         ("augreg_i21k_b16", ["model.pool=mean", "data.pipeline=inception_crop(224)|flip|randaugment(2,0)"]),
         ("masked_patches_b16", ["objective.target=colors_4x4", "duration=100000"]),
         ("masked_patches_b16", ["objective.target=pixels", "objective.corrupt_share=0.15"]),
+        ("mae_b16", ["model.name=L/16", "duration=800ep", "schedule.warmup=5%"]),
         ("scaling_g14", ["model.name=G/14", "batch_size=32768", "activation_checkpointing=true"]),
         (
             "cifar10_cct7",
@@ -436,6 +454,26 @@ def test_two_tiny_steps_of_recipes_that_start_from_a_run(tmp_path: Path) -> None
     for name in STARTS:
         two_steps(shrink(resolve(name), start), tmp_path / name)
         start = tmp_path / name
+
+
+def test_another_name_replaces_a_shape_of_its_own() -> None:
+    """A name stands for a shape: what a recipe has in its place would make it another model."""
+    assert resolve("digits", ["model.name=B/16"]).model == {"image_size": 16, "name": "B/16"}
+    found = resolve("digits", ["model.name=CCT-2/3x2", "model.width=64"]).model
+    assert found == {"image_size": 16, "name": "CCT-2/3x2", "width": 64}
+    assert resolve("digits", ["model.dropout=0.1"]).model["width"] == 64
+    assert resolve("scaling_g14", ["model.name=G/14"]).model == {
+        "name": "G/14",
+        "pool": "map",
+        "head_bias": -10,
+    }
+
+
+def test_an_objective_is_named_in_a_file_as_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    text = (FOLDER / "shapes.yaml").read_text()
+    path.write_text(re.sub(r"objective:\n(  .*\n)+", "objective: mae\n", text))
+    assert resolve(path) == dataclasses.replace(resolve("shapes", ["objective=mae"]), name="own")
 
 
 def test_the_page_lists_every_recipe() -> None:

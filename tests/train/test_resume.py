@@ -17,6 +17,7 @@ from runpy import run_path
 
 import pytest
 import torch
+from PIL import Image
 
 from vitkit.errors import InputError
 from vitkit.train import train
@@ -245,6 +246,29 @@ def test_force_begins_anew_but_not_in_a_run_at_work(tmp_path: Path) -> None:
     assert read_record(run)["status"] == "done"
     assert TINY["run_tiny"](run, force=True)["step"] == 12
     assert read_config(run)["duration"] == 12
+
+
+def test_a_run_that_met_an_unreadable_image_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to do with such images changes nothing of what was trained: neither the run's name nor its steps."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(20):
+        path = tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(path)
+    bad, stop = tmp_path / "photos/train/a/6.png", {4: lambda: signal.raise_signal(signal.SIGTERM)}
+    recipe = TINY["write_recipe"](tmp_path)
+    data = ["data.train=./photos:train", "data.evaluate=null", "data.pipeline=resize(8)", "data.workers=0"]
+    run = train(recipe, data, device="cpu", listener=TINY["Listener"](stop))["run"]
+    bad.write_bytes(b"no image")
+    with pytest.raises(InputError, match="6.png.*data.bad_images=skip"):
+        train(recipe, data, device="cpu")
+    with pytest.warns(UserWarning, match="left out ./photos/train/a/6.png"):
+        found = train(recipe, [*data, "data.bad_images=skip"], device="cpu")
+    assert (found["run"], found["status"], found["step"]) == (run, "done", 12)
+    assert [entry["image"] for entry in found["unreadable"]] == ["./photos/train/a/6.png"]
+    assert read_config(run)["data"]["bad_images"] == "skip"
 
 
 def test_force_removes_nothing_but_runs(tmp_path: Path) -> None:

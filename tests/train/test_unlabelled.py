@@ -249,6 +249,27 @@ def test_images_that_cannot_be_read_give_way_to_others(
     assert all(entry["reason"].startswith("it is not an image") for entry in result["unreadable"])
 
 
+def test_what_no_model_folder_holds_begins_anew_and_is_told(tmp_path: Path) -> None:
+    TINY["run_tiny"](tmp_path / "first", *MAE, "duration=2")
+    listener = TINY["Listener"]()
+    start = f"model={{name: {tmp_path / 'first'}}}"
+    TINY["run_tiny"](tmp_path / "more", start, *MAE, "duration=2", listener=listener)
+    assert "a model holds the encoder alone: mask token and what mae adds are new" in listener.notes
+
+
+def test_features_are_measured_with_labels_of_other_data(tmp_path: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    for number in range(20):
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(tmp_path / "flat" / f"{number}.png")
+    changes = [f"data.train={tmp_path / 'flat'}:all", "data.evaluate=null", "data.pipeline=resize(8)"]
+    changes += ["data.workers=0", "duration=2"]
+    with pytest.raises(InputError, match="no class folders; .*: frozen.data=DATA names data that has them$"):
+        TINY["run_tiny"](tmp_path / "run", *MAE, *changes, "frozen.evaluators=[knn]")
+    data = "frozen.data=digits:train[:99]"
+    found = TINY["run_tiny"](tmp_path / "run", *MAE, *changes, "frozen.evaluators=[knn]", data)
+    assert any("knn" in name for name in found["metrics"])
+
+
 def test_pictures_are_left_out_where_no_image_can_be_read(tmp_path: Path) -> None:
     listener = TINY["Listener"]()
     config = resolve(TINY["write_recipe"](tmp_path), MAE)

@@ -169,6 +169,7 @@ def _unknown(name: str) -> InputError:
     if os.path.exists(name):
         return InputError(f"unknown data source {name!r}; a path starts with '.', '/' or '~': './{name}'")
     names = (*BUILT_IN, *DATA_SETS)
-    hint = did_you_mean(name, names)
+    folders = [f"./{entry.name}" for entry in os.scandir() if entry.is_dir()]
+    hint = did_you_mean(name, names) or did_you_mean(f"./{name}", folders)
     expected = f"; expected {', '.join(names)}, {VTAB}TASK, hf-hub:ORG/NAME, a URL, or a path, which starts with '.', '/' or '~'"
     return InputError(f"unknown data source {name!r}{hint}" + ("" if hint else expected))

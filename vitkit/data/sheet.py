@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitkit.data.decode import decode
-from vitkit.data.drawing import cut_text, fit_tile, load_font
+from vitkit.data.drawing import draw_text, fit_tile, load_font, name_class
 from vitkit.data.parts import Unreadable, work_through
 from vitkit.data.sources.source import Picture, Source
 from vitkit.data.splits import counted
@@ -43,14 +43,12 @@ def draw_sheet(source: Source) -> Image.Image:
     title = f"{source.name}:{source.split}, {counted(len(source), 'image')}, {counted(every, 'class')}"
     if len(rows) < every:
         title += f", {len(rows)} of them shown"
-    draw.text((MARGIN, MARGIN), cut_text(title, load_font(17), width - 2 * MARGIN), _INK, load_font(17))
+    draw_text(draw, (MARGIN, MARGIN), title, _INK, 17, width - 2 * MARGIN)
     shown = np.concatenate([members for _, _, members in rows])
     tiles = work_through(source, shown, _tile)
     for row, (name, number, members) in enumerate(rows):
         top = MARGIN + HEAD + row * (TILE + GAP)
-        draw.text(
-            (MARGIN, top + TILE // 2 - 17), cut_text(name, load_font(14), NAMES - 12), _INK, load_font(14)
-        )
+        draw_text(draw, (MARGIN, top + TILE // 2 - 17), name, _INK, 14, NAMES - 12)
         draw.text((MARGIN, top + TILE // 2 + 3), f"{number:,}", _PALE, load_font(12))
         for column in range(len(members)):
             left = MARGIN + NAMES + column * (TILE + GAP)
@@ -72,7 +70,8 @@ def _rows(source: Source) -> list[tuple[str, int, np.ndarray]]:
     for number in present[spread(len(present), MOST_ROWS)]:
         has = source.labels[:, number] if source.has_several_labels else source.labels == number
         members = np.flatnonzero(has)
-        rows.append((source.class_names[number], len(members), members[spread(len(members), COLUMNS)]))
+        name = name_class(source.class_names[number], number)
+        rows.append((name, len(members), members[spread(len(members), COLUMNS)]))
     return rows
 
 

@@ -125,7 +125,7 @@ def make_split(source: Source, split: str, place: str) -> Source:
     counts = ", ".join(f"{name} {mask.sum():,}" for name, mask in masks.items())
     part.notes = (
         *source.notes,
-        f"{source.name}: has no split; made one by content, always the same: {counts}",
+        f"{source.name}: has no split; made one by content, always the same: {counts}; ':all' is all of it",
     )
     return part
 

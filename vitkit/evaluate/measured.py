@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vitkit.data.decode import decode
+from vitkit.data.drawing import name_class
 from vitkit.data.parts import Unreadable, work_through
 from vitkit.data.sources.source import Picture, Source
 from vitkit.errors import InputError
@@ -177,12 +178,14 @@ class Measured:
         inside = rows[:, kept]
         others = rows.sum(1, keepdims=True) - inside.sum(1, keepdims=True)
         matrix = np.hstack([inside, others]) if others.any() else inside
-        return matrix, [self.class_names[number] for number in kept.tolist()]
+        return matrix, [name_class(self.class_names[number], number) for number in kept.tolist()]
 
     def _words(self, index: int) -> tuple[str, str, float]:
-        answers = self.answers
-        predicted = self.answer_names[answers.predicted[index]]
-        return self.class_names[self.labels[index]], predicted, float(answers.confidence[index])
+        label, answer = self.labels[index], self.answers.predicted[index]
+        # Where answers are others than the classes, the same number means another.
+        word = "class" if self.answer_names == self.class_names else "answer"
+        predicted = name_class(self.answer_names[answer], answer, word)
+        return name_class(self.class_names[label], label), predicted, float(self.answers.confidence[index])
 
 
 def measure(

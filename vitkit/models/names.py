@@ -18,6 +18,8 @@ from vitkit.models.configs import (
     ViTConfig,
 )
 
+SHAPE = ("patch", "width", "depth", "heads", "mlp_width")
+"Settings of a transformer that its name stands for."
 # size: width, depth, MLP width, heads, timm's word.
 # b is B with its hidden sizes halved (ViT, figure 4); the paper doesn't state its heads, 6 keep B's head size.
 SIZES: dict[str, tuple[int, int, int, int, str | None]] = {

@@ -152,7 +152,9 @@ def _is_data(text: str) -> bool:
             return not find_images(path)
         except InputError:  # parquet files or shards in a folder
             return bool(os.listdir(path))
-    return suffix in TABLES if os.path.exists(path) else suffix not in EXTENSIONS
+    if os.path.exists(path):
+        return suffix in TABLES
+    return suffix not in EXTENSIONS and not path.endswith(("/", os.sep))
 
 
 def examine_weights(predictor: Predictor) -> Findings:
@@ -234,14 +236,14 @@ def _target(predictor: Predictor, target: str | int | None) -> int | None:
         raise InputError(f"{predictor.name} has no classification head: leave out the target {target!r}")
     if target in names:
         return names.index(str(target))
-    if str(target).isdecimal():
-        if int(target) < len(names):
+    are_numbers = any(name.isdecimal() for name in names)  # then a number on the command line is a name
+    if isinstance(target, int) or (target.isdecimal() and not are_numbers):
+        if 0 <= int(target) < len(names):
             return int(target)
         raise InputError(f"no class {target}: the model has {len(names)}, counted from 0")
-    near = did_you_mean(str(target), names)
-    raise InputError(
-        f"the model has no class {target!r}{near or '; expected a name or a number, counted from 0'}"
-    )
+    expected = "" if are_numbers else " or a number, counted from 0"
+    near = did_you_mean(target, names) or f"; expected a name{expected}"
+    raise InputError(f"the model has no class {target!r}{near}")
 
 
 class Kept(NamedTuple):
@@ -340,7 +342,7 @@ def _photograph(
         if values is not None:
             maps[name] = values
         tell(len(kept))
-    names = _short([source.where(photo.place) for photo in kept])
+    names = _names(source, [photo.place for photo in kept])
     for place, photo in enumerate(kept):
         target_name = predictor.class_names[classes[place]] if classes else None
         own = {method: values[place] for method, values in maps.items()}
@@ -449,13 +451,12 @@ def _sized(picture: Image.Image) -> Image.Image:
     return picture
 
 
-def _short(places: list[str]) -> list[str]:
-    """Return the names of files, with their folders where names alone are not enough."""
-    names = [os.path.basename(place) for place in places]
-    if len(set(names)) == len(set(places)):
-        return names
+def _names(source: Source, indices: list[int]) -> list[str]:
+    """Return where images lie in the folder of all, so that one has the same name however many are drawn."""
+    places = [source.where(index) for index in indices]
+    ends = [source.where(0), source.where(len(source) - 1)]  # folders come in order: these lie furthest apart
     try:
-        top = os.path.commonpath([os.path.dirname(os.path.abspath(place)) for place in places])
+        top = os.path.commonpath([os.path.dirname(os.path.abspath(place)) for place in places + ends])
         return [os.path.relpath(place, top) for place in places]
     except ValueError:  # on several drives
         return places

@@ -42,7 +42,7 @@ PART_NAMES = {"mlp": "MLP", "qkv": "Queries, keys, values"}
 
 
 def inspect_model(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Predictor,
     images: Images | None = None,
     *,
     out: str | os.PathLike[str] = FOLDER,
@@ -63,6 +63,7 @@ def inspect_model(
 ) -> dict[str, Any]:
     """Draw what a model has learned into a folder, and return what `vit inspect --json` prints.
 
+    model: any MODEL, or what `vitkit.load` returned, which is taken as it is, whatever device, image_size and names say.
     images: files and folders, or a DATA string; without any, only what needs none is drawn.
     target: the class of the gradient rollout, by name or number; left open, the one that each photo is taken for.
     num_images: attention distance is the mean over up to so many. num_photos: how many of them are drawn. Both are
@@ -73,11 +74,15 @@ def inspect_model(
     folder = Path(out).expanduser()
     earlier = _earlier_files(folder, force)
     source = None if images is None else open_images(images, earlier)
-    predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
+    if isinstance(model, Predictor):
+        predictor, given = model, ""
+    else:
+        predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
+        given = os.fspath(model)
     notes = (*predictor.notes, *(source.notes if source else ()))
     accuracy = None
     try:
-        accuracy = accuracy_of(model)
+        accuracy = accuracy_of(given) if given else None
     except InputError as error:  # what was measured can't be read; the model can
         notes += (f"its accuracy is not known: {error}",)
     if announce:
@@ -103,21 +108,17 @@ def inspect_model(
     contents = {f"{drawing.name}.png": drawing.png for drawing in _drawings(found)}
     if found.distances is not None:
         contents[DISTANCES] = distance_table(found.distances.values).encode()
-    text = _page(os.fspath(model), predictor, found, options, accuracy)
+    text = _page(given or predictor.name, predictor, found, options, accuracy)
     result = _result(predictor.name, predictor, found, accuracy)
     result |= {
-        "model": os.fspath(model),
+        "model": given or predictor.name,
         "html": str(folder / PAGE),
         "files": [str(folder / name) for name in (*contents, RECORD, PAGE)],
         "notes": list(notes),
     }
     record = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
-    page = text.encode("utf-8", "backslashreplace")
-    contents = {
-        RECORD: record,
-        **contents,
-        PAGE: page,
-    }  # the record first: all that it lists is an inspection's
+    # The record is written first, so that all which it lists is known for an inspection's.
+    contents = {RECORD: record, **contents, PAGE: text.encode("utf-8", "backslashreplace")}
     for name in contents:
         if (folder / name).exists() and folder / name not in earlier:
             raise InputError(f"{folder / name} is no file of an inspection, and stays: take another --out")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.data.drawing import cut_text, draw_text, find_font, fit_tile, load_font
 from vitkit.report.page import THEME
 
 OTHERS = "other classes"
@@ -58,6 +59,8 @@ def confusion_picture(matrix: np.ndarray, class_names: Sequence[str], path: str 
         if has_counts
         else (PowerNorm(0.4, 0, 1), (0, 0.05, 0.2, 0.5, 1))
     )
+    others = dict.fromkeys(font.name for name in class_names if (font := find_font(name)))
+    families = [*matplotlib.rcParams["font.family"], *others]
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")  # what the font lacks shows as boxes
         figure = Figure((height * columns / rows, height), dpi=150)
@@ -71,7 +74,7 @@ def confusion_picture(matrix: np.ndarray, class_names: Sequence[str], path: str 
             axes.scatter(x, y, s=1.6, c=shares[y, x], cmap=colors, norm=norm, marker="s", linewidths=0)
         for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
             shown = list(range(count)) if has_names else np.arange(40) * count // 40
-            axis.set_ticks(shown, [names[place] for place in shown])
+            axis.set_ticks(shown, [names[place] for place in shown], fontfamily=families)
         axes.tick_params(length=0, pad=4, labelsize=9 if has_counts else 7.5, labelcolor=_INK)
         axes.tick_params(axis="x", rotation=90)
         if has_names:
@@ -108,8 +111,6 @@ def mistake_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], wrong: in
     """Draw wrong images as PNG, each above what it is and what it was taken for; `wrong` of `images` are wrong in all."""
     from PIL import Image, ImageDraw
 
-    from vitkit.data.drawing import cut_text, fit_tile, load_font
-
     columns = max(4, min(COLUMNS, len(tiles)))
     rows = -(-len(tiles) // COLUMNS)
     width = 2 * MARGIN + columns * (TILE + GAP) - GAP
@@ -131,9 +132,8 @@ def mistake_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], wrong: in
         sheet.paste(small, (left + (TILE - small.width) // 2, top + (TILE - small.height) // 2))
         share = f" {tile.probability:.0%}"
         below = top + TILE + 8
-        draw.text((left, below), cut_text(tile.true, plain, TILE), _GOOD, plain)
-        taken = cut_text(tile.predicted, plain, TILE - plain.getlength(share))
-        draw.text((left, below + 20), taken, _BAD, plain)
+        draw_text(draw, (left, below), tile.true, _GOOD, 13, TILE)
+        draw_text(draw, (left, below + 20), tile.predicted, _BAD, 13, TILE - plain.getlength(share))
         draw.text((left + TILE, below + 20), share, _MUTED, plain, anchor="ra")
     sheet.save(path, "PNG")
 

@@ -112,6 +112,9 @@ details>.note,details>p{padding:0 16px}
 @media(min-width:601px){.told figcaption{display:none}}
 @media(max-width:600px){
   .wide img{max-width:960px}
+  .wide{container-type:inline-size}
+  .wide::before{content:"scroll sideways →";display:block;overflow:hidden;color:var(--muted);font-size:13px;
+    max-height:clamp(0px,(var(--width) - 100cqi)*99,2em)} /* no height where the picture fits */
   .tiles{grid-template-columns:repeat(2,1fr)}
   .guesses{grid-column:1/-1}
   main{padding:24px 16px 40px}
@@ -161,15 +164,18 @@ def figure(png: bytes, alt: str, caption: str = "", *, kind: str = "") -> Html:
     """A picture, which is part of the page itself, above its caption.
 
     kind: sheet for one that has a frame, told where its caption is also written on it, which a narrow page makes small;
-    chart for one that needs no more than its place; wide for one that a narrow page scrolls rather than shrinks.
+    chart for one that needs no more than its place; wide for one that a narrow page scrolls rather than shrinks, and
+    says so.
     """
     width, height = (int.from_bytes(png[start : start + 4]) for start in (16, 20))  # of PNG's first chunk
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     image = Html(f'<img src="{source}" width="{width}" height="{height}" alt="{html.escape(alt)}">')
     words = [element("figcaption", caption)] if caption else []
+    style = ""
     if "wide" in kind:
         image = element("div", image, class_="scroll", tabindex="0")
-    return element("figure", image, *words, class_=kind)
+        style = f"--width:{width}px"
+    return element("figure", image, *words, class_=kind, style=style)
 
 
 def facts(entries: Iterable[tuple[str, str]], *, num_leads: int = 0) -> Html:

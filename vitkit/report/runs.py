@@ -16,6 +16,7 @@ import yaml
 from vitkit import __version__
 from vitkit.errors import InputError
 from vitkit.files import write_file
+from vitkit.models.names import SHAPE, model_config
 from vitkit.report import curves, numbers
 from vitkit.report.folder import NoMetrics, Run, finite, flatten, mapping, read_runs, text
 from vitkit.report.page import NOTHING, Html, element, facts, fold, join, page, section, table
@@ -181,7 +182,7 @@ def _alerts(runs: Sequence[Run]) -> list[Html]:
 
 
 def _summary_parts(runs: Sequence[Run], has_results: bool) -> list[Html]:
-    found = [summary(run) for run in runs]
+    found = [summary(run) | {"model": _model_in_words(run.config)} for run in runs]
     rows = [_facts(entry) for entry in found]
     if len(runs) == 1:
         if has_results:
@@ -295,11 +296,25 @@ def _config_parts(runs: Sequence[Run]) -> list[Html]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the dotted settings that aren't the same in all configs, with the value in each; absent ones are ''."""
+    """Return the dotted settings that aren't the same in all configs, with the value in each; absent ones are ''.
+
+    What a run's objective doesn't read is absent too.
+    """
     flat = [flatten(config) for config in configs]
+    if len({config.get("objective.name") for config in flat}) > 1:
+        flat = [_without_unread(config) for config in flat]
     names = dict.fromkeys(name for config in flat for name in config)
     values = {name: [config.get(name, "") for config in flat] for name in names}
     return {name: row for name, row in values.items() if len({_setting(value) for value in row}) > 1}
+
+
+def _without_unread(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted settings without those that other objectives read, which have no meaning for this one."""
+    from vitkit.objectives import READS  # torch, which runs of one objective do without
+
+    read = READS.get(str(flat.get("objective.name")))
+    others = {f"objective.{name}" for names in READS.values() for name in names if read and name not in read}
+    return {name: value for name, value in flat.items() if name not in others}
 
 
 def _setting(value: Any) -> str:
@@ -324,6 +339,22 @@ def _command_parts(runs: Sequence[Run]) -> list[Html]:
 def _model(config: Mapping[str, Any]) -> str | None:
     model = config.get("model")
     return text(model) or text(mapping(model).get("name"))
+
+
+def _model_in_words(config: Mapping[str, Any]) -> str | None:
+    """Return the model's name, and what makes its shape another than the name's."""
+    name = _model(config)
+    if name is None:
+        return None
+    try:
+        known: object = model_config(name.partition("@")[0])
+    except InputError:  # a folder or a run: what is given is all that is known
+        known = None
+    given = mapping(config.get("model"))
+    changed = [
+        f"{key} {given[key]}" for key in SHAPE if key in given and given[key] != getattr(known, key, None)
+    ]
+    return join([name, " ", element("small", f"changed: {', '.join(changed)}")]) if changed else name
 
 
 def _data(config: Mapping[str, Any]) -> str | None:

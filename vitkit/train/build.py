@@ -98,6 +98,10 @@ def build(config: TrainConfig, world: World) -> Parts:
     if pipeline.mix and not is_labelled:
         pipeline = dataclasses.replace(pipeline, mix=())
         notes += (f"images are not mixed: {config.objective.name} learns from them as they are",)
+    if not is_labelled and find_source(config.model["name"]).path:
+        notes += (
+            f"a model holds the encoder alone: mask token and what {config.objective.name} adds are new",
+        )
     check_size(pipeline, source, model)
     measured = _open_measured(config, source)
     model.activation_checkpointing = config.activation_checkpointing
@@ -170,7 +174,7 @@ def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
 
     return Periods(
         total,
-        log=steps("log_every", config.log_every),
+        log=min(50, -(-total // 20)) if config.log_every is None else steps("log_every", config.log_every),
         evaluate=steps("evaluate_every", config.evaluate_every),
         checkpoint=steps("checkpoint_every", config.checkpoint_every),
         frozen=steps("frozen.every", config.frozen.every),
@@ -248,7 +252,13 @@ def build_frozen(
     """Return what measures frozen features, its data opened and checked."""
     if not (names := config.frozen.evaluators):
         return ()
-    train = open_data(config.frozen.data or config.data.train, default="train")
+    try:
+        train = open_data(config.frozen.data or config.data.train, default="train")
+    except InputError as error:
+        if config.frozen.data or config.objective.name == "supervised":
+            raise
+        advice = "frozen.evaluators measure with labels: frozen.data=DATA names data that has them"
+        raise InputError(f"{error}; {advice}") from None
     test_data = config.frozen.data or config.data.evaluate or config.data.train
     test = open_data(_other_split(test_data), default="measure", classes=train.class_names)
     shared: dict[str, Any] = {"world": world, "batch_size": batch_size, "workers": config.data.workers}

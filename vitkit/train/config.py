@@ -119,8 +119,8 @@ class TrainConfig:
     "How several processes share the model: a copy each, or a part of every weight each (L and larger)."
     seed: int = 0
     "All randomness follows from it."
-    log_every: Duration = 50
-    "Steps between lines of metrics."
+    log_every: Duration | None = None
+    "Steps between lines of metrics; left open, 50, or a twentieth of a shorter run."
     evaluate_every: Duration = "10%"
     "Steps between measurements; the end is always measured."
     checkpoint_every: Duration = "5%"

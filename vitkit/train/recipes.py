@@ -12,6 +12,7 @@ from typing import Any
 import vitkit
 from vitkit.config import from_dict, merge, read_yaml, type_hints
 from vitkit.errors import InputError, did_you_mean
+from vitkit.models.names import SHAPE
 from vitkit.train.config import TrainConfig
 from vitkit.train.runs import CONFIG, ROOT
 
@@ -29,11 +30,19 @@ FOLDER = Path(vitkit.__file__).parent / "recipes"
 def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     """Return the config of a recipe, by name or file, with `key=value` changes made.
 
-    objective=NAME is short for 'objective={name: NAME}', since settings of one objective mean nothing to another.
+    objective=NAME is short for 'objective={name: NAME}', since settings of one objective mean nothing to another; and
+    model.name=NAME takes the place of a model that the recipe gives a shape of its own, but for its image size.
     """
     path = find(recipe)
+    settings = read_yaml(_text(path), path.name)
+    if isinstance(settings.get("objective"), str):
+        settings["objective"] = {"name": settings["objective"]}
+    model = settings.get("model")
+    is_renamed = any(change.partition("=")[0].strip() == "model.name" for change in changes)
+    if is_renamed and isinstance(model, dict) and any(key in model for key in SHAPE):
+        settings["model"] = {key: model[key] for key in model if key == "image_size"}
     whole = [re.sub(r"^objective=(\w+)$", r"objective={name: \1}", change) for change in changes]
-    settings = merge(read_yaml(_text(path), path.name), whole)
+    settings = merge(settings, whole)
     for name in settings:
         if where := elsewhere(name):
             raise InputError(f"unknown setting {name!r} in the config; did you mean {where!r}?")

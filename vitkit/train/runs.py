@@ -35,8 +35,17 @@ _SHOWN = {
 _BEST = {"metric": str, "value": int | float, "step": int}
 
 
+FREE = {"data.bad_images": "error"}
+"Settings that a run may go on with as it likes, and their defaults: they change nothing of what was trained."
+
+
 def run_name(recipe: str, config: Mapping[str, Any]) -> str:
-    """Name a run after its recipe and its settings: the same settings are the same run."""
+    """Name a run after its recipe and its settings: the same settings are the same run, but for those that are FREE."""
+    config = {key: {**value} if isinstance(value, Mapping) else value for key, value in config.items()}
+    for name, default in FREE.items():
+        section, _, key = name.partition(".")
+        if section in config:
+            config[section][key] = default
     return f"{recipe}-{hashlib.sha256(_canonical(config).encode()).hexdigest()[:8]}"
 
 
@@ -158,6 +167,10 @@ class RunFolder:
             elif entry.name.endswith(".part") and entry.is_file():
                 entry.unlink()
 
+    def _write_config(self, config: Mapping[str, Any]) -> None:
+        plain = json.loads(json.dumps(config, allow_nan=False))
+        write_file(self.path / CONFIG, write_yaml(plain))
+
     def _check_config(self, config: Mapping[str, Any]) -> None:
         path = self.path / CONFIG
         if not path.exists():
@@ -165,19 +178,20 @@ class RunFolder:
                 raise InputError(
                     f"{self.path} holds {others[0]!r} and no {CONFIG}: it is no run folder; name another"
                 )
-            plain = json.loads(json.dumps(config, allow_nan=False))
-            write_file(path, write_yaml(plain))
+            self._write_config(config)
             return
         theirs, ours = dict(_leaves(self._complete(read_config(self.path)))), dict(_leaves(config))
         for name in ours | theirs:
             there, here = (
                 _canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours)
             )
-            if there != here:
+            if there != here and name not in FREE:
                 raise InputError(
                     f"{self.path} holds a run with other settings: {name} is {there} there, {here} here; "
                     "name another run, or begin this one anew with --force"
                 )
+        if any(ours.get(name) != theirs.get(name) for name in FREE):
+            self._write_config(config)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

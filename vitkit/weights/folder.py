@@ -198,15 +198,18 @@ def model_card(
     )
     if several_labels:
         labels += ", of which an image may have several: a sigmoid gives the probability of each"
+    has_head = config.num_classes > 0
+    task, call = ("image-classification", "predict") if has_head else ("image-feature-extraction", "embed")
+    auto = "AutoModelForImageClassification" if has_head else "AutoModel"
     peers = (
         "It also opens with timm (`timm.create_model('local-dir:FOLDER', pretrained=True)`) and with\n"
-        "`transformers.AutoModelForImageClassification.from_pretrained('FOLDER')`."
+        f"`transformers.{auto}.from_pretrained('FOLDER')`."
         if portable
         else "timm has no model with this architecture and numerics, so the folder opens with vitkit alone."
     )
     return f"""---
 library_name: {"timm" if portable else "vitkit"}
-tags: [image-classification, vision-transformer, vitkit]
+tags: [{task}, vision-transformer, vitkit]
 ---
 
 # {name}
@@ -219,7 +222,7 @@ Preprocessing: {in_words(preprocessing)}.
 import vitkit
 
 model = vitkit.load("FOLDER")
-model.predict("photo.jpg")
+model.{call}("photo.jpg")
 ```
 
 {peers}

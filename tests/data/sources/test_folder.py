@@ -274,7 +274,7 @@ def test_a_split_is_made_by_content(tmp_path: Path, png: Png) -> None:
         found(open_data(f"{root}:all", default="train"))
     )
     assert parts["test"].notes[-1] == (
-        f"{root}: has no split; made one by content, always the same: train 32, val 4, test 4"
+        f"{root}: has no split; made one by content, always the same: train 32, val 4, test 4; ':all' is all of it"
     )
     # Other names and another place, the same contents: the same split.
     other = write(

@@ -64,7 +64,7 @@ def open_folder(
         if not labelled:
             found.classes = [*[""] * len(found.loose), *found.classes]
             found.paths, found.loose, found.empty = [*found.loose, *found.paths], [], []
-        _check(found, folders[part])
+        _check(found, folders[part], labelled)
         notes += _notes(found, folders[part])
     paths = [path for found in scans.values() for path in found.paths]
     labels = [label for found in scans.values() for label in found.classes]
@@ -164,14 +164,15 @@ def _only_folder(root: str) -> str | None:
     return folders[0] if len(folders) == 1 else None
 
 
-def _check(found: Scan, root: str) -> None:
+def _check(found: Scan, root: str, labelled: bool) -> None:
     if found.paths:
         return
     if found.loose:
         raise InputError(f"{root} holds {counted(len(found.loose), 'image')} but no class folders; {LAYOUT}")
     held = f": only {_suffixes(found)}" if found.others else ""
     packed = ", or .tar files: gunzip makes them of .tar.gz" if found.others[".gz"] else ""
-    raise InputError(f"no images in {root}{held}; {LAYOUT}{packed}")
+    layout = LAYOUT if labelled else "expected images"
+    raise InputError(f"no images in {root}{held}; {layout}{packed}")
 
 
 def _notes(found: Scan, root: str) -> list[str]:
