@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,11 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_path(config: TrainConfig, run: str | None) -> Path:
-    """Return the folder of a run."""
-    return Path(ROOT, run_name(config.name, to_dict(config))) if run is None else named_path(run)
+    """Return the folder of a run; its own name is the same whatever is done with unreadable images (FREE)."""
+    if run is not None:
+        return named_path(run)
+    config = replace(config, data=replace(config.data, bad_images="error"))
+    return Path(ROOT, run_name(config.name, to_dict(config)))
 
 
 def identity(parts: Parts) -> dict[str, Any]:

@@ -35,17 +35,12 @@ _SHOWN = {
 _BEST = {"metric": str, "value": int | float, "step": int}
 
 
-FREE = {"data.bad_images": "error"}
-"Settings that a run may go on with as it likes, and their defaults: they change nothing of what was trained."
+FREE = ("data.bad_images",)
+"Settings that may change when a run goes on: nothing that was trained would be another."
 
 
 def run_name(recipe: str, config: Mapping[str, Any]) -> str:
-    """Name a run after its recipe and its settings: the same settings are the same run, but for those that are FREE."""
-    config = {key: {**value} if isinstance(value, Mapping) else value for key, value in config.items()}
-    for name, default in FREE.items():
-        section, _, key = name.partition(".")
-        if section in config:
-            config[section][key] = default
+    """Name a run after its recipe and its settings: the same settings are the same run."""
     return f"{recipe}-{hashlib.sha256(_canonical(config).encode()).hexdigest()[:8]}"
 
 
