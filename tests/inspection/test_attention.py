@@ -122,6 +122,13 @@ def test_maps_are_rows_of_attention(family: str) -> None:
         else:
             row = attention[:, :, config.num_prefix :].mean(2)
         np.testing.assert_allclose(maps[:, layer], row.reshape(2, 2, *config.grid), atol=1e-6)
+    rows, columns = config.grid
+    for patch, place in (((0, 0), 0), ((1, -1), 2 * columns - 1), ((-1, 1), (rows - 1) * columns + 1)):
+        found = attention_maps(model, images, [-1], patch=patch)[:, 0]
+        attention = record.attention[2].detach().numpy()[..., config.num_prefix + place, config.num_prefix :]
+        np.testing.assert_allclose(found, attention.reshape(2, 2, *config.grid), atol=1e-6)
+    with pytest.raises(InputError, match=f"the model has {rows} rows and {columns} columns of them"):
+        attention_maps(model, images, patch=(rows, 0))
 
 
 def test_maps_of_chosen_layers_come_in_their_order() -> None:

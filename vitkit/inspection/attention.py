@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.errors import InputError
 from vitkit.inspection.asking import (
     Inspected,
     TransformerConfig,
@@ -51,19 +52,32 @@ def uniform_distance(grid: tuple[int, int], patch: Cell) -> float:
 
 
 def attention_maps(
-    model: Inspected, images: Tensor, layers: Sequence[int] | None = None, *, batch_size: int | None = None
+    model: Inspected,
+    images: Tensor,
+    layers: Sequence[int] | None = None,
+    *,
+    patch: tuple[int, int] | None = None,
+    batch_size: int | None = None,
 ) -> np.ndarray:
     """Return what each head looks at in each layer: (images, layers, heads, rows, columns).
 
     It is the class token's attention to the patches, or the mean of the patches' where the model reads no class
     token. What goes to class and register tokens is left out, so a map may sum to less than one.
     layers: which ones, counted from 0 or from the end; left open, all.
+    patch: (row, column) of the patch whose attention it is instead, counted likewise.
     """
     module, config = transformer(model, "a map of attention")
+    row, column = patch or (0, 0)
+    rows, columns = config.grid
+    if not (-rows <= row < rows and -columns <= column < columns):
+        raise InputError(f"patch is {(row, column)}; the model has {rows} rows and {columns} columns of them")
+    query = config.num_prefix + row % rows * columns + column % columns
     chosen = range(config.depth) if layers is None else layers
 
     def reduce(kind: str, layer: int | None, attention: Tensor) -> Tensor:
         # A copy: a view of the row would hold the whole layer's attention.
+        if patch is not None:
+            return attention[..., query, config.num_prefix :].float().clone()
         return read_patches(config, attention).float().clone()
 
     def take(record: Record) -> np.ndarray:
