@@ -105,6 +105,9 @@ def test_classes_that_hold_together_have_probabilities_of_their_own(
             expected.sort(descending=True).values.tolist(), rel=1e-4
         )
     assert not load(path, device="cpu", num_classes=3).several_labels
+    changed = load(path, device="cpu")
+    changed.model.reset_head(5)
+    assert not changed.several_labels
     vitkit.save(load(again, device="cpu"), again, several_labels=False, force=True)
     assert not load(again, device="cpu").several_labels
 
@@ -112,10 +115,13 @@ def test_classes_that_hold_together_have_probabilities_of_their_own(
 def test_transformers_knows_several_labels(tmp_path: Path) -> None:
     from transformers import AutoConfig
 
+    model = vitkit.create_model("Ti/16", num_classes=3, gelu="erf")
     for several in (True, False):
-        vitkit.save(tiny(gelu="erf"), tmp_path / str(several), "hf", several_labels=several)
-        kind = AutoConfig.from_pretrained(tmp_path / str(several)).problem_type
-        assert kind == ("multi_label_classification" if several else None)
+        for to in ("hf", "vitkit"):
+            path = tmp_path / f"{to} {several}"
+            vitkit.save(model, path, to, several_labels=several)
+            kind = AutoConfig.from_pretrained(path).problem_type
+            assert kind == ("multi_label_classification" if several else None)
 
 
 @pytest.mark.parametrize(

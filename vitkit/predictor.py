@@ -46,14 +46,13 @@ class Predictor:
         device: torch.device | str = "cpu",
         several_labels: bool = False,
     ) -> None:
-        """several_labels: whether several classes of an image may be right, each with a probability of its own."""
         self.device = torch.device(device)
         self.model = model.to(self.device).eval()
         self._preprocessing = preprocessing
         self._class_names = tuple(class_names)
         self.name = name
         self.notes = tuple(notes)
-        self.several_labels = several_labels
+        self._several_labels = several_labels
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -65,6 +64,11 @@ class Predictor:
         """A name for each class of the head; a new head has none but 'class 0', 'class 1', ..."""
         num_classes = self.model.config.num_classes
         return self._class_names if len(self._class_names) == num_classes else default_names(num_classes)
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether several classes of an image may be right, each with a probability of its own; not of a new head."""
+        return self._several_labels and len(self._class_names) == self.model.config.num_classes
 
     def set_image_size(self, image_size: Size) -> None:
         """Take images of another size from now on: a number, or (height, width)."""

@@ -127,8 +127,9 @@ def test_maps_are_rows_of_attention(family: str) -> None:
         found = attention_maps(model, images, [-1], patch=patch)[:, 0]
         attention = record.attention[2].detach().numpy()[..., config.num_prefix + place, config.num_prefix :]
         np.testing.assert_allclose(found, attention.reshape(2, 2, *config.grid), atol=1e-6)
-    with pytest.raises(InputError, match=f"the model has {rows} rows and {columns} columns of them"):
-        attention_maps(model, images, patch=(rows, 0))
+    for wrong in ((rows, 0), (0, -columns - 1), (), (0,), 5, (1.5, 0)):
+        with pytest.raises(InputError, match=f"the model has {rows} rows and {columns} columns of them"):
+            attention_maps(model, images, patch=wrong)
 
 
 def test_maps_of_chosen_layers_come_in_their_order() -> None:

@@ -237,7 +237,7 @@ def test_the_target_is_a_name_or_a_number(tmp_path: Path, photos: Path) -> None:
 def test_classes_that_are_numbers_are_named_by_them(tmp_path: Path, photos: Path) -> None:
     """On the command line a number is a name there; a whole number in Python is a place."""
     model = load(save(tmp_path / "model", "token"), names=["1", "3", "5", "7", "9"], device="cpu")
-    for target, name in (("5", "5"), (4, "9")):
+    for target, name in (("5", "5"), (4, "9"), (np.int64(4), "9")):
         found = look(model, photos / "0.png", tmp_path / "out", target=target, force=True)
         assert found["photos"][0]["target"] == name
     with pytest.raises(InputError, match="the model has no class '4'; expected a name$"):

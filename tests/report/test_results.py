@@ -160,6 +160,8 @@ def test_a_seed_that_failed_is_told_and_no_other_has_its_model(tmp_path: Path) -
     result = report([path])
     assert [run["name"] for run in result["runs"]] == ["pets seed-1"] and not result["runs"][0]["measured"]
     assert result["left_out"] == [f"{run} has no metrics: it failed: cannot read x.png"]
+    (run / "metrics.jsonl").unlink()  # which the first line makes
+    assert report([path], force=True)["left_out"] == result["left_out"]
     write_run(path / "seed-1" / "run", [], status="failed", message="disk is full", name="run")
     with pytest.raises(InputError, match="seed-0/run has no metrics: it failed: cannot read x.png"):
         report([path], force=True)

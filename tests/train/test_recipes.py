@@ -456,17 +456,19 @@ def test_two_tiny_steps_of_recipes_that_start_from_a_run(tmp_path: Path) -> None
         start = tmp_path / name
 
 
-def test_another_name_replaces_a_shape_of_its_own() -> None:
+def test_another_name_replaces_a_shape_of_its_own(tmp_path: Path) -> None:
     """A name stands for a shape: what a recipe has in its place would make it another model."""
-    assert resolve("digits", ["model.name=B/16"]).model == {"image_size": 16, "name": "B/16"}
+    assert resolve("digits", ["model.name=B/16"]).model == {"name": "B/16", "image_size": 16, "pool": "mean"}
     found = resolve("digits", ["model.name=CCT-2/3x2", "model.width=64"]).model
-    assert found == {"image_size": 16, "name": "CCT-2/3x2", "width": 64}
-    assert resolve("digits", ["model.dropout=0.1"]).model["width"] == 64
-    assert resolve("scaling_g14", ["model.name=G/14"]).model == {
-        "name": "G/14",
-        "pool": "map",
-        "head_bias": -10,
-    }
+    assert found == {"name": "CCT-2/3x2", "image_size": 16, "width": 64}  # whose pool is another
+    for same in (["model.dropout=0.1"], ["model.name=Ti/16"]):
+        assert resolve("digits", same).model["width"] == 64
+    found = resolve("scaling_g14", ["model.name=G/14"]).model
+    assert found == {"name": "G/14", "pool": "map", "head_bias": -10}
+    path = tmp_path / "own.yaml"
+    path.write_text((FOLDER / "digits.yaml").read_text().replace("pool: mean", "dropout: 0.3"))
+    found = resolve(path, ["model.name=runs/pre-trained"]).model
+    assert found == {"name": "runs/pre-trained", "image_size": 16, "dropout": 0.3}
 
 
 def test_an_objective_is_named_in_a_file_as_on_the_command_line(tmp_path: Path) -> None:

@@ -269,6 +269,21 @@ def test_a_run_that_met_an_unreadable_image_goes_on_without_it(
     assert (found["run"], found["status"], found["step"]) == (run, "done", 12)
     assert [entry["image"] for entry in found["unreadable"]] == ["./photos/train/a/6.png"]
     assert read_config(run)["data"]["bad_images"] == "skip"
+    train(recipe, data, device="cpu")  # which is done already, as it was trained
+    assert read_config(run)["data"]["bad_images"] == "skip"
+
+
+def test_settings_that_change_nothing_trained_may_change_on_the_way(tmp_path: Path) -> None:
+    run, stop = tmp_path / "run", {6: lambda: signal.raise_signal(signal.SIGTERM)}
+    TINY["run_tiny"](run, at=stop)
+    with pytest.raises(InputError, match="a run goes on with its own settings, not with seed=1"):
+        train(run, ["log_every=2", "seed=1"], device="cpu")
+    assert train(run, ["log_every=2"], device="cpu")["status"] == "done"
+    assert read_config(run)["log_every"] == 2
+    steps = [line["step"] for line in read_metrics(run) if "loss" in line]
+    assert steps == [5, 8, 10, 12]
+    TINY["run_tiny"](tmp_path / "straight")
+    assert TINY["model_files"](tmp_path / "straight") == TINY["model_files"](run)
 
 
 def test_force_removes_nothing_but_runs(tmp_path: Path) -> None:

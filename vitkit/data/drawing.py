@@ -23,8 +23,11 @@ def load_font(size: int, kind: str = "") -> ImageFont.FreeTypeFont:
 
 
 def name_class(name: str, number: int, word: str = "class") -> str:
-    """Return a class's name, or its number, such as 'class 3', where no font has all letters of the name."""
-    return f"{word} {number}" if _lacking(name) and not find_font(name) else name
+    """Return a class's name as it can be drawn: without what no font has, as 'class 3' where no letter would be left."""
+    if not (lacking := _lacking(name)) or find_font(name):
+        return name
+    left = " ".join("".join(letter for letter in name if letter not in lacking).split())
+    return left if any(map(str.isalnum, left)) else f"{word} {number}"
 
 
 @cache

@@ -67,16 +67,12 @@ def attention_maps(
     patch: (row, column) of the patch whose attention it is instead, counted likewise.
     """
     module, config = transformer(model, "a map of attention")
-    row, column = patch or (0, 0)
-    rows, columns = config.grid
-    if not (-rows <= row < rows and -columns <= column < columns):
-        raise InputError(f"patch is {(row, column)}; the model has {rows} rows and {columns} columns of them")
-    query = config.num_prefix + row % rows * columns + column % columns
+    query = None if patch is None else config.num_prefix + _place(patch, config.grid)
     chosen = range(config.depth) if layers is None else layers
 
     def reduce(kind: str, layer: int | None, attention: Tensor) -> Tensor:
         # A copy: a view of the row would hold the whole layer's attention.
-        if patch is not None:
+        if query is not None:
             return attention[..., query, config.num_prefix :].float().clone()
         return read_patches(config, attention).float().clone()
 
@@ -86,6 +82,16 @@ def attention_maps(
 
     record = Record("attention", layers=chosen, reduce=reduce)
     return np.concatenate(ask(module, images, record, take, batch_size))
+
+
+def _place(patch: tuple[int, int], grid: tuple[int, int]) -> int:
+    """Return the place of a patch, (row, column), among all of them."""
+    try:
+        row, column = (range(length)[side] for side, length in zip(patch, grid, strict=True))
+    except (TypeError, ValueError, IndexError):
+        rows = f"the model has {grid[0]} rows and {grid[1]} columns of them"
+        raise InputError(f"patch is {patch!r}; expected (row, column), and {rows}") from None
+    return row * grid[1] + column
 
 
 def pooling_map(model: Inspected, images: Tensor, *, batch_size: int | None = None) -> np.ndarray:

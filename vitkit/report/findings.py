@@ -237,7 +237,7 @@ def _target(predictor: Predictor, target: str | int | None) -> int | None:
     if target in names:
         return names.index(str(target))
     are_numbers = any(name.isdecimal() for name in names)  # then a number on the command line is a name
-    if isinstance(target, int) or (target.isdecimal() and not are_numbers):
+    if not isinstance(target, str) or (target.isdecimal() and not are_numbers):
         if 0 <= int(target) < len(names):
             return int(target)
         raise InputError(f"no class {target}: the model has {len(names)}, counted from 0")
@@ -454,9 +454,13 @@ def _sized(picture: Image.Image) -> Image.Image:
 def _names(source: Source, indices: list[int]) -> list[str]:
     """Return where images lie in the folder of all, so that one has the same name however many are drawn."""
     places = [source.where(index) for index in indices]
-    ends = [source.where(0), source.where(len(source) - 1)]  # folders come in order: these lie furthest apart
+    some = {
+        *range(0, len(source), -(-len(source) // 1000)),
+        len(source) - 1,
+    }  # all, unless they are very many
+    others = [source.where(index) for index in some]
     try:
-        top = os.path.commonpath([os.path.dirname(os.path.abspath(place)) for place in places + ends])
+        top = os.path.commonpath([os.path.dirname(os.path.abspath(place)) for place in places + others])
         return [os.path.relpath(place, top) for place in places]
     except ValueError:  # on several drives
         return places

@@ -90,7 +90,7 @@ def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
     left_out: list[NoMetrics] = []
     is_single = not (path / FINETUNE).is_file()
     seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
-    for folder in [path] if is_single else [seed for seed in seeds if (seed / METRICS).is_file()]:
+    for folder in [path] if is_single else [seed for seed in seeds if _is_run(seed)]:
         try:
             runs.append(read_run(folder))
         except NoMetrics as error:
@@ -116,12 +116,16 @@ def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
     return runs, left_out
 
 
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in (STATE, METRICS))
+
+
 def read_run(path: Path) -> Run:
     """Read a run folder; a last line of metrics that was torn off is left out."""
     if not path.is_dir():
         near = did_you_mean(str(path), map(str, _runs_near(path)))
         raise InputError(f"no folder {str(path)!r}{near or '; expected a run, such as runs/NAME'}")
-    if not any((path / name).is_file() for name in (STATE, METRICS)):
+    if not _is_run(path):
         near = did_you_mean(str(path), map(str, _runs_in(path)))
         raise InputError(f"{path} is no run: it has neither {STATE} nor {METRICS}{near}")
     state, config = read_object(path / STATE), _read_config(path / CONFIG)

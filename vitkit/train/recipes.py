@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import vitkit
-from vitkit.config import from_dict, merge, read_yaml, type_hints
+from vitkit.config import check_settings, from_dict, merge, read_yaml, type_hints
 from vitkit.errors import InputError, did_you_mean
-from vitkit.models.names import SHAPE
+from vitkit.models.configs import ModelConfig
+from vitkit.models.names import SHAPE, model_config
 from vitkit.train.config import TrainConfig
 from vitkit.train.runs import CONFIG, ROOT
 
@@ -31,22 +32,42 @@ def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     """Return the config of a recipe, by name or file, with `key=value` changes made.
 
     objective=NAME is short for 'objective={name: NAME}', since settings of one objective mean nothing to another; and
-    model.name=NAME takes the place of a model that the recipe gives a shape of its own, but for its image size.
+    model.name=NAME of another model drops the shape that the recipe gives its own, and what the other's family hasn't.
     """
     path = find(recipe)
     settings = read_yaml(_text(path), path.name)
     if isinstance(settings.get("objective"), str):
         settings["objective"] = {"name": settings["objective"]}
-    model = settings.get("model")
-    is_renamed = any(change.partition("=")[0].strip() == "model.name" for change in changes)
-    if is_renamed and isinstance(model, dict) and any(key in model for key in SHAPE):
-        settings["model"] = {key: model[key] for key in model if key == "image_size"}
     whole = [re.sub(r"^objective=(\w+)$", r"objective={name: \1}", change) for change in changes]
+    for change in changes:
+        key, _, name = (part.strip() for part in change.partition("="))
+        if key == "model.name" and isinstance(settings.get("model"), dict):
+            settings["model"] = _for_name(settings["model"], name)
     settings = merge(settings, whole)
     for name in settings:
         if where := elsewhere(name):
             raise InputError(f"unknown setting {name!r} in the config; did you mean {where!r}?")
     return from_dict(TrainConfig, {"name": path.stem, **settings}, "the config")
+
+
+def _for_name(model: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a recipe's settings of its model for one of another name: without the shape that the new one stands for."""
+    if name == model.get("name") or not any(key in model for key in SHAPE):
+        return model
+    kept = {key: value for key, value in model.items() if key not in SHAPE}
+    try:
+        family = type(model_config(name))
+    except InputError:  # trained weights, whose family isn't known yet
+        return kept
+    return {key: value for key, value in kept.items() if key == "name" or _fits(family, key, value)}
+
+
+def _fits(family: type[ModelConfig], key: str, value: Any) -> bool:
+    try:
+        check_settings(family, {key: value}, "model")
+    except InputError:
+        return False
+    return True
 
 
 def elsewhere(name: str) -> str | None:

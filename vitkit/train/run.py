@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from vitkit.config import from_dict, to_dict
+from vitkit.config import from_dict, merge, to_dict
 from vitkit.data.parts import Unreadable
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
@@ -36,6 +36,7 @@ from vitkit.train.recipes import resolve
 from vitkit.train.results import Results
 from vitkit.train.runs import (
     CONFIG,
+    FREE,
     ROOT,
     RunFolder,
     named_path,
@@ -64,14 +65,18 @@ def train(
     """
     changes = [changes] if isinstance(changes, str) else changes
     if Path(recipe, CONFIG).is_file():
-        if changes:
-            raise InputError(
-                f"a run goes on with its own settings, not with {changes[0]}; to change some, train its recipe "
-                "as another run"
-            )
+        for change in changes:
+            if change.partition("=")[0].strip() not in FREE:
+                raise InputError(
+                    f"a run goes on with its own settings, not with {change}; to change some, train its recipe "
+                    "as another run"
+                )
         if run is not None:
             raise InputError(f"{recipe} is a run and goes on where it is: leave out --run {run}")
-        path, config = Path(recipe), from_dict(TrainConfig, read_config(recipe), f"{recipe}/{CONFIG}")
+        path, config = (
+            Path(recipe),
+            from_dict(TrainConfig, merge(read_config(recipe), changes), f"{recipe}/{CONFIG}"),
+        )
     else:
         config = resolve(recipe, changes)
         path = run_path(config, run)
@@ -165,10 +170,10 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_path(config: TrainConfig, run: str | None) -> Path:
-    """Return the folder of a run; its own name is the same whatever is done with unreadable images (FREE)."""
+    """Return the folder of a run; its own name is the same whatever those settings are that may change (FREE)."""
     if run is not None:
         return named_path(run)
-    config = replace(config, data=replace(config.data, bad_images="error"))
+    config = replace(config, log_every=50, data=replace(config.data, bad_images="error"))
     return Path(ROOT, run_name(config.name, to_dict(config)))
 
 

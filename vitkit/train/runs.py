@@ -35,7 +35,7 @@ _SHOWN = {
 _BEST = {"metric": str, "value": int | float, "step": int}
 
 
-FREE = ("data.bad_images",)
+FREE = ("data.bad_images", "log_every")
 "Settings that may change when a run goes on: nothing that was trained would be another."
 
 
@@ -83,12 +83,14 @@ class RunFolder:
                     )
                 self.is_stale, self.record = True, _new_record(self.path.name)
                 return
-            self._check_config(config)
+            is_changed = self._check_config(config)
             self._remove_leftovers()
             known: dict[str, Any] = {}
             with suppress(InputError):  # a broken run.json is begun anew: checkpoints hold what counts
                 known = read_record(self.path)
             self.record = _new_record(self.path.name) | known
+            if is_changed and self.record["status"] != "done":
+                self._write_config(config)
             if not known:
                 self.update()
         except BaseException:
@@ -166,7 +168,8 @@ class RunFolder:
         plain = json.loads(json.dumps(config, allow_nan=False))
         write_file(self.path / CONFIG, write_yaml(plain))
 
-    def _check_config(self, config: Mapping[str, Any]) -> None:
+    def _check_config(self, config: Mapping[str, Any]) -> bool:
+        """Refuse other settings than the run's, but for those that are FREE; say whether one of these is another."""
         path = self.path / CONFIG
         if not path.exists():
             if others := sorted(entry.name for entry in self.path.iterdir() if entry.name[0] != "."):
@@ -174,7 +177,7 @@ class RunFolder:
                     f"{self.path} holds {others[0]!r} and no {CONFIG}: it is no run folder; name another"
                 )
             self._write_config(config)
-            return
+            return False
         theirs, ours = dict(_leaves(self._complete(read_config(self.path)))), dict(_leaves(config))
         for name in ours | theirs:
             there, here = (
@@ -185,8 +188,7 @@ class RunFolder:
                     f"{self.path} holds a run with other settings: {name} is {there} there, {here} here; "
                     "name another run, or begin this one anew with --force"
                 )
-        if any(ours.get(name) != theirs.get(name) for name in FREE):
-            self._write_config(config)
+        return any(ours.get(name) != theirs.get(name) for name in FREE)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vitkit.models.configs import (
     ViTConfig,
 )
 from vitkit.models.names import find_name
-from vitkit.weights import timm
+from vitkit.weights import huggingface, timm
 from vitkit.weights.files import Tensors, write_safetensors
 
 FORMAT_VERSION = 1
@@ -123,6 +123,8 @@ def write_folder(
         document = timm.describe(config, preprocessing)
         if class_names is not None:
             document["label_names"] = list(class_names)
+        if several_labels:  # transformers takes sigmoids then
+            document["problem_type"] = huggingface.SEVERAL_LABELS
     document["vitkit"] = entry
     with replacing(folder, force=force) as new:
         write_safetensors(new / "model.safetensors", tensors)
