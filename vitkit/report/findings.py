@@ -454,11 +454,9 @@ def _sized(picture: Image.Image) -> Image.Image:
 def _names(source: Source, indices: list[int]) -> list[str]:
     """Return where images lie in the folder of all, so that one has the same name however many are drawn."""
     places = [source.where(index) for index in indices]
-    some = {
-        *range(0, len(source), -(-len(source) // 1000)),
-        len(source) - 1,
-    }  # all, unless they are very many
-    others = [source.where(index) for index in some]
+    others = [
+        source.where(int(index)) for index in spread(len(source), 1000)
+    ]  # all, unless they are very many
     try:
         top = os.path.commonpath([os.path.dirname(os.path.abspath(place)) for place in places + others])
         return [os.path.relpath(place, top) for place in places]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,33 +86,35 @@ class NoMetrics(InputError):
 
 def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
     """Read the run in a folder, or those of a fine-tuning, one for each seed; and why some are left out."""
-    runs: list[Run] = []
-    left_out: list[NoMetrics] = []
-    is_single = not (path / FINETUNE).is_file()
+    if not (path / FINETUNE).is_file():
+        return _read_each([path])
     seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
-    for folder in [path] if is_single else [seed for seed in seeds if _is_run(seed)]:
+    runs, left_out = _read_each([seed for seed in seeds if _is_run(seed)])
+    is_done = read_object(path / FINETUNE).get("status") == "done"
+    if not runs and not left_out:
+        if is_done:
+            raise InputError(
+                f"{path} kept a head fitted on features, and no step was trained: there are no curves to draw; what it "
+                f"reached is in {path / EVALUATION}, and vit inspect shows its model"
+            )
+        waiting = f"{path} is a fine-tuning whose runs have no metrics: wait for their first line"
+        return [], [NoMetrics(waiting)]
+    name, has_several = path.resolve().name, len(runs) + len(left_out) > 1
+    for place, run in enumerate(runs):
+        seed = run.path.parent.name
+        runs[place] = replace(run, name=f"{name} {seed}" if has_several else name)
+        if is_done and seed == "seed-0":  # whose model and evaluation are the fine-tuning's
+            runs[place] = replace(runs[place], home=path)
+    return runs, left_out
+
+
+def _read_each(folders: Iterable[Path]) -> tuple[list[Run], list[NoMetrics]]:
+    runs, left_out = list[Run](), list[NoMetrics]()
+    for folder in folders:
         try:
             runs.append(read_run(folder))
         except NoMetrics as error:
             left_out.append(error)
-    if is_single:
-        return runs, left_out
-    is_done = read_object(path / FINETUNE).get("status") == "done"
-    if not runs and not left_out and is_done:
-        raise InputError(
-            f"{path} kept a head fitted on features, and no step was trained: there are no curves to draw; what it "
-            f"reached is in {path / EVALUATION}, and vit inspect shows its model"
-        )
-    if not runs and not left_out:
-        waiting = NoMetrics(f"{path} is a fine-tuning whose runs have no metrics: wait for their first line")
-        return [], [waiting]
-    name, has_several = path.resolve().name, len(runs) + len(left_out) > 1
-    for place, run in enumerate(runs):
-        seed = run.path.parent.name
-        home = (
-            path if is_done and seed == "seed-0" else run.home
-        )  # its model and evaluation are the first seed's
-        runs[place] = replace(run, name=f"{name} {seed}" if has_several else name, home=home)
     return runs, left_out
 
 

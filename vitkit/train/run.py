@@ -12,7 +12,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +72,8 @@ def train(
                 )
         if run is not None:
             raise InputError(f"{recipe} is a run and goes on where it is: leave out --run {run}")
-        path, config = (
-            Path(recipe),
-            from_dict(TrainConfig, merge(read_config(recipe), changes), f"{recipe}/{CONFIG}"),
-        )
+        settings = merge(read_config(recipe), changes)
+        path, config = Path(recipe), from_dict(TrainConfig, settings, f"{recipe}/{CONFIG}")
     else:
         config = resolve(recipe, changes)
         path = run_path(config, run)
@@ -170,11 +167,11 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_path(config: TrainConfig, run: str | None) -> Path:
-    """Return the folder of a run; its own name is the same whatever those settings are that may change (FREE)."""
+    """Return the folder of a run, whose own name leaves open what may change on the way (FREE)."""
     if run is not None:
         return named_path(run)
-    config = replace(config, log_every=50, data=replace(config.data, bad_images="error"))
-    return Path(ROOT, run_name(config.name, to_dict(config)))
+    settings = merge(to_dict(config), [f"{name}={value}" for name, value in FREE.items()])
+    return Path(ROOT, run_name(config.name, settings))
 
 
 def identity(parts: Parts) -> dict[str, Any]:

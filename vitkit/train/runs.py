@@ -35,8 +35,8 @@ _SHOWN = {
 _BEST = {"metric": str, "value": int | float, "step": int}
 
 
-FREE = ("data.bad_images", "log_every")
-"Settings that may change when a run goes on: nothing that was trained would be another."
+FREE = {"data.bad_images": "error", "log_every": 50}
+"Settings that may change when a run goes on, since nothing that was trained would be another; its name has these values."
 
 
 def run_name(recipe: str, config: Mapping[str, Any]) -> str:
