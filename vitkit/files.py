@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, what tells one from another, and whether a process holds one."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -37,3 +38,23 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     with written_whole(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_locked(path: Path) -> bool:
+    """Say whether a process holds the lock on a file; where that can't be known, one does."""
+    try:
+        import fcntl
+
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return False

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 
 import pytest
 
 import vitkit
 from vitkit.cli import VERBS
+from vitkit.cli.output import note
 
 # An import of a module that is None here fails.
 BLOCKED = "import sys; sys.modules.update(dict.fromkeys(['torch', 'torchvision', 'numpy', 'matplotlib'])); "
@@ -140,6 +142,19 @@ def test_a_closed_pipe_is_quiet(flag: str) -> None:
     os.close(writer)
     assert answer.stderr == ""
     assert answer.returncode == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
+def test_work_goes_on_where_nobody_reads_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = os.fdopen(writer, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", closed)
+    for _ in range(2):
+        note("step 1 of 2")
+    sys.stderr.close()
+    with suppress(BrokenPipeError):
+        closed.close()
 
 
 def test_odd_file_names_can_be_printed() -> None:

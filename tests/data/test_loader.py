@@ -232,7 +232,21 @@ def test_a_disk_that_fails_is_an_error_that_names_the_image(workers: int) -> Non
         assert len(list(loader(source, "resize(8)", workers=workers, bad_images="skip").steps(0, 2))) == 2
     with pytest.raises(InputError) as error:
         list(EvaluationLoader(source, parse_pipeline("resize(8)"), batch_size=50, workers=workers))
-    assert str(error.value) == "cannot read photo-5.jpg: [Errno 5] Input/output error"
+    assert str(error.value) == (
+        "cannot read photo-5.jpg: [Errno 5] Input/output error; vit data DATA names all such images"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_measured_can_leave_bad_images_out(workers: int) -> None:
+    """A part, and a whole batch, may have none that can be read."""
+    bad = [5, *range(32, 64), *range(80, 120)]
+    batches = EvaluationLoader(
+        Files(130, broken=bad), "resize(8)", batch_size=40, workers=workers, bad_images="skip"
+    )
+    found = [batch["index"].tolist() for batch in batches]
+    assert found == [[*range(5), *range(6, 32)], [*range(64, 80)], [*range(120, 130)]]
+    assert len(batches.bad) == len(bad)
 
 
 def test_a_crop_that_is_too_large_is_no_bad_image() -> None:

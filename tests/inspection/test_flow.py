@@ -172,7 +172,8 @@ def test_a_frozen_model_and_a_caller_without_gradients() -> None:
     with torch.no_grad():
         np.testing.assert_array_equal(gradient_rollout(model.requires_grad_(False), images, 1), expected)
     with torch.inference_mode():
-        prepared = images * 1.0
+        prepared, classes = images * 1.0, torch.ones(len(images), dtype=torch.long)
+        np.testing.assert_array_equal(gradient_rollout(model, prepared, classes), expected)
     np.testing.assert_array_equal(gradient_rollout(model, prepared, 1), expected)
     assert not images.requires_grad
 

@@ -43,7 +43,7 @@ def test_the_loss_is_the_error_of_masked_patches() -> None:
     given = batch(built, pixels())
     masked, seen = given["order"][:, :12], given["order"][:, 12:]
     images = built.normalize(given["image"])
-    painted = built.decoder(built.model.encode(images, None, seen)[:, 1:], seen)
+    painted = built.decoder(built.model.encode(images, None, seen), seen)
     errors = (painted - cut_patches(images, 4)) ** 2
     expected = torch.stack([errors[row, masked[row]].mean() for row in range(4)]).mean()
     loss, metrics = built(given)
@@ -61,6 +61,40 @@ def test_the_encoder_never_sees_masked_patches() -> None:
     seen = given["order"][:, 12:]
     tokens = [built.model.encode(built.normalize(images), None, seen) for images in (given["image"], changed)]
     assert torch.equal(*tokens)
+
+
+def test_what_the_class_token_gathers_is_trained() -> None:
+    built = objective()
+    given = batch(built, pixels())
+    seen = given["order"][:, 12:]
+    tokens = built.model.encode(built.normalize(given["image"]), None, seen).detach().requires_grad_()
+    built.decoder(tokens, seen).square().sum().backward()
+    assert tokens.grad is not None and tokens.grad[:, 0].abs().min() > 0
+
+
+def test_a_decoder_that_is_computed_again_keeps_little_and_changes_nothing() -> None:
+    def kept_and_gradients(again: bool) -> tuple[int, list[torch.Tensor]]:
+        built = objective(decoder_depth=4)
+        built.model.activation_checkpointing = again
+        kept = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            loss, _ = built(batch(built, pixels()))
+        loss.backward()
+        return kept, [
+            parameter.grad for parameter in built.decoder.parameters() if parameter.grad is not None
+        ]
+
+    kept, gradients = kept_and_gradients(False)
+    kept_again, same = kept_and_gradients(True)
+    assert kept_again < 0.3 * kept
+    for one, other in zip(gradients, same, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_masks_are_a_function_of_the_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from runpy import run_path
@@ -44,7 +45,9 @@ def test_a_torn_character_is_left_out(tmp_path: Path) -> None:
     assert read_run(path).step == 400
 
 
-@pytest.mark.parametrize("damaged", ['{"step": 1', "[]", '{"loss": 1}', '{"step": "1"}', '{"step": NaN}'])
+@pytest.mark.parametrize(
+    "damaged", ['{"step": 1', "[]", '{"loss": 1}', '{"step": "1"}', '{"step": NaN}', 10**5 * "["]
+)
 def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
     path = write_run(tmp_path / "a", [training_line(1)], tail=f"{damaged}\n")
     with pytest.raises(InputError, match=r"metrics.jsonl, line 2 is damaged: expected a JSON object"):
@@ -80,6 +83,16 @@ def test_without_evaluation_the_finals_are_of_training(tmp_path: Path) -> None:
 def test_a_stopped_run_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it was stopped before its first line; vit train .*run goes on"):
         read_run(write_run(tmp_path / "run", [], status="stopped"))
+
+
+def test_a_run_is_running_while_a_process_holds_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", status="running")
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_run(run).state["status"] == "running"
+    assert read_run(run).state["status"] == "interrupted"
+    with pytest.raises(InputError, match="it was interrupted before its first line; vit train .*new goes on"):
+        read_run(write_run(tmp_path / "new", [], status="running"))
 
 
 def test_the_colours_that_a_run_names_are_among_its_finals(tmp_path: Path) -> None:

@@ -405,6 +405,19 @@ def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
         ({"images": "digist:test"}, "unknown data source 'digist'; did you mean 'digits'?"),
         ({"images": []}, "no images to inspect: give one at least"),
         (
+            {"images": Image.new("RGB", (8, 8))},
+            "an image is given as a Image; expected paths, or a DATA string",
+        ),
+        ({"images": ["a.png", 3]}, "an image is given as a int; expected paths, or a DATA string"),
+        (
+            {"model": TINY["make"](TINY["FAMILIES"]["token"])},
+            "model is a VisionTransformer; expected a MODEL",
+        ),
+        (
+            {"images": ["photo.jpg", "digits"]},
+            "digits is data, and data is inspected alone: leave out the others, or give files",
+        ),
+        (
             {"images": ["digits:test", "photo.jpg"]},
             "digits:test is data, and data is inspected alone: leave out the others, or give files",
         ),
@@ -415,9 +428,9 @@ def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
     ],
 )
 def test_bad_input(tmp_path: Path, photos: Path, settings: dict[str, Any], message: str) -> None:
-    model = save(tmp_path / "model", "token")
+    given = {"model": save(tmp_path / "model", "token"), "images": photos, "out": tmp_path / "out"}
     with pytest.raises(InputError, match=re.escape(message)):
-        inspect_model(model, **{"images": photos, "out": tmp_path / "out", **settings})
+        inspect_model(**{**given, **settings})
     assert not (tmp_path / "out").exists()
 
 
@@ -445,6 +458,10 @@ def test_the_accuracy_of_a_run_is_shown(tmp_path: Path) -> None:
     result = look(str(run), None, tmp_path / "out")
     assert result["accuracy"] == {"metric": "val_ema/accuracy", "value": 0.919, "step": 400}
     assert "91.90% val ema accuracy at step 400" in read(result["html"]).text
+    size = 2 * TINY["FAMILIES"]["token"].size[0]
+    larger = look(str(run), None, tmp_path / "larger", image_size=size)
+    assert larger["accuracy"] is None
+    assert f"its accuracy is not shown: it is not of images of {size}" in larger["notes"]
     last = look(f"{run}@last", None, tmp_path / "out2")
     assert last["accuracy"]["metric"] == "val/accuracy"
     assert last["accuracy"]["value"] == pytest.approx(10 / 11)
@@ -486,7 +503,7 @@ def test_a_run_whose_metrics_are_lost_is_inspected_all_the_same(tmp_path: Path) 
 
 def test_folders_of_tables_are_data(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert len(open_images("photos")) == 7
+    assert len(open_images("photos")) == len(open_images("./photos:all")) == 7
     assert len(open_images(["photos/0.png", Path("photos")])) == 8
     (tmp_path / "list.csv").write_text("image,label,split\nphotos/0.png,a,test\nphotos/1.png,b,test\n")
     source = open_images("list.csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -231,6 +232,35 @@ def test_classes_with_several_labels_are_judged_by_their_average_precision(tmp_p
 def test_a_run_without_a_model_has_nothing_to_inspect(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a has no model to inspect yet: leave out --inspect"):
         report([write_run(tmp_path / "a", FEW)], inspect=True)
+
+
+def test_what_was_measured_of_other_weights_is_not_the_models(tmp_path: Path) -> None:
+    """A run that went on after `vit eval --out RUN/evaluation` has another model."""
+    run = write_run(tmp_path / "a", FEW, best={"metric": "test/accuracy", "value": 0.5, "step": 400})
+    write_model(run / "model")
+    weights = run / "model" / "model.safetensors"
+    write_evaluation(run / "evaluation", weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
+    assert accuracy_of(run) == {"metric": "accuracy", "value": 0.75, "measured_on": "digits:test"}
+    found = report([run], out=tmp_path / "before")
+    assert (found["runs"][0]["measured"]["accuracy"], found["left_out"]) == (0.75, [])
+    weights.write_bytes(weights.read_bytes()[:-4] + b"else")
+    assert accuracy_of(run) == {"metric": "test/accuracy", "value": 0.5, "step": 400}
+    found = report([run], out=tmp_path / "after")
+    assert found["runs"][0]["measured"] is None and "mistakes" not in read(found["html"]).text
+    assert found["left_out"] == [
+        f"{run / 'evaluation'} is of other weights than {run / 'model'} has now: vit eval measures them"
+    ]
+
+
+def test_the_rate_that_was_taken_is_stressed(tmp_path: Path) -> None:
+    """Of equals it is the middle one."""
+    tried = [{"learning_rate": rate, "accuracy": 0.8} for rate in (0.001, 0.003, 0.01)]
+    path = write_finetuning(
+        tmp_path / "fine", 1, sweep_results=tried, metric="mean_average_precision", mean_average_precision=0.8
+    )
+    text = Path(report([path], out=tmp_path / "out")["html"]).read_text()
+    assert re.findall(r'<tr class="best">.*?(0\.\d+)', text) == ["0.003"]
+    assert "Mean average precision on the dev split" in text
 
 
 def test_the_accuracy_of_what_is_no_run_is_unknown(tmp_path: Path) -> None:

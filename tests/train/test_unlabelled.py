@@ -249,6 +249,34 @@ def test_images_that_cannot_be_read_give_way_to_others(
     assert all(entry["reason"].startswith("it is not an image") for entry in result["unreadable"])
 
 
+@pytest.mark.filterwarnings("ignore:left out")
+@pytest.mark.parametrize("settings", [MAE, ()], ids=["mae", "supervised"])
+def test_images_that_cannot_be_read_are_not_measured(settings: tuple[str, ...], tmp_path: Path) -> None:
+    for number in range(12):
+        folder = tmp_path / "photos" / ("train" if number < 8 else "val") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), 10 * number, np.uint8)).save(folder / f"{number}.png")
+    given = [
+        *settings, f"data.train={tmp_path / 'photos'}:train", f"data.evaluate={tmp_path / 'photos'}:val",
+        "data.pipeline=resize(8)", "data.workers=0", "batch_size=4", "duration=2", "evaluate_every=1",
+    ]  # fmt: skip
+    bad = tmp_path / "photos/val/a/8.png"
+    bad.write_bytes(b"no image")
+    with pytest.raises(InputError, match="cannot read .*8.png"):
+        TINY["run_tiny"](tmp_path / "stops", *given)
+    found = TINY["run_tiny"](tmp_path / "skips", *given, "data.bad_images=skip")
+    assert [entry["image"] for entry in found["unreadable"]] == [str(bad)]
+    bad.unlink()
+    without = TINY["run_tiny"](tmp_path / "without", *given)
+    assert np.isfinite(found["metrics"]["val/loss"])
+    if not settings:  # patches that are hidden are another image's without it
+        assert found["metrics"]["val/loss"] == pytest.approx(without["metrics"]["val/loss"], rel=1e-5)
+    for place in (9, 10, 11):
+        next(tmp_path.glob(f"photos/val/*/{place}.png")).write_bytes(b"no image")
+    with pytest.raises(InputError, match="no image of .*photos:val can be read"):
+        TINY["run_tiny"](tmp_path / "none", *given, "data.bad_images=skip")
+
+
 def test_what_no_model_folder_holds_begins_anew_and_is_told(tmp_path: Path) -> None:
     TINY["run_tiny"](tmp_path / "first", *MAE, "duration=2")
     listener = TINY["Listener"]()

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import vitkit
+from vitkit.data.open import open_data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.spec import as_spec
 from vitkit.errors import InputError
@@ -331,3 +332,22 @@ def test_one_class_is_refused(model: str, tmp_path: Path) -> None:
     folder_of_photos(tmp_path / "test", cat=3)
     with pytest.raises(InputError, match="images of one class alone"):
         make_plan(model, str(tmp_path), ["protocol=quick"], "cpu")
+
+
+def test_an_image_that_cannot_be_read_hides_no_other_error(model: str, tmp_path: Path) -> None:
+    for number in range(40):
+        folder = tmp_path / "photos" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (6 * number, 0, 0)).save(folder / f"{number}.png")
+    data = f"{tmp_path / 'photos'}:train"
+    first = open_data(data).where(0)
+    Path(first).write_bytes(Path(first).read_bytes()[:-20])
+    with pytest.raises(InputError, match="a head is fitted on every image, so that data.bad_images=skip"):
+        make_plan(model, data, ["protocol=quick", "data.bad_images=skip"], "cpu")
+
+
+def test_a_size_of_its_own_that_patches_do_not_fill_is_kept(tmp_path: Path) -> None:
+    odd = vitkit.create_model("Ti/16", num_classes=0, **{**TINY, "image_size": 10})
+    vitkit.save(odd, tmp_path / "odd")
+    plan = make_plan(str(tmp_path / "odd"), "digits", ["protocol=quick", "duration=4"], "cpu")
+    assert parse_pipeline(plan.config(plan.whole).data.pipeline).size == (10, 10)

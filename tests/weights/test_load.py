@@ -138,7 +138,7 @@ def test_runs(ours: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert message("runs/second") == "no such file or folder: runs/second"
     for spec in ("runs/frist", "./runs/frist", "runs/frist@last"):
         name = spec.removesuffix("@last")
-        assert message(spec) == f"no such file or folder: {name}; did you mean 'first'?"
+        assert message(spec) == f"no such file or folder: {name}; did you mean 'runs/first'?"
     (tmp_path / "mine.safetensors").write_bytes(b"")
     assert message("mien.safetensors").endswith("; did you mean 'mine.safetensors'?")
     assert message("runz/second").startswith("unknown model 'runz/second'")

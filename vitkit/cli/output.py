@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -14,8 +15,11 @@ def print_json(value: object) -> None:
 
 
 def note(message: str) -> None:
-    """Say something beside the result."""
-    sys.stderr.write(f"{message}\n")
+    """Say something beside the result; where nobody listens any more, work goes on without a word."""
+    try:
+        sys.stderr.write(f"{message}\n")
+    except BrokenPipeError:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
 
 
 def print_table(

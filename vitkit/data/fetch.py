@@ -65,17 +65,23 @@ class Fetcher:
         else:
             images, used = [], []
             for index, position in zip(indices.tolist(), positions.tolist(), strict=True):
-                image, index = self._image(index, position, bad)
+                if (found := self._image(index, position, bad)) is None:
+                    continue
+                image, index = found
                 try:
                     images.append(self._crop(image, position))
                 except InputError as error:
                     raise InputError(f"{self.source.where(index)}: {error}") from None
                 used.append(index)
         check_sizes(image.shape for image in images)
-        return Fetched(torch.stack(images), np.array(used, np.int64), bad)
+        stacked = torch.stack(images) if images else torch.empty(0, 0, 0, 0, dtype=torch.uint8)
+        return Fetched(stacked, np.array(used, np.int64), bad)
 
-    def _image(self, index: int, position: int, bad: dict[str, str]) -> tuple[Tensor, int]:
-        """Return an image and its index; what is left out on the way to it is noted in `bad`."""
+    def _image(self, index: int, position: int, bad: dict[str, str]) -> tuple[Tensor, int] | None:
+        """Return an image and its index; what is left out on the way to it is noted in `bad`.
+
+        In training another takes the place of one that is left out; where each comes once, None does.
+        """
         for attempt in range(MOST_REPLACEMENTS):
             if self.mark is not None:
                 self.mark(index)
@@ -84,14 +90,14 @@ class Fetcher:
             except InputError as error:
                 where = self.source.where(index)
                 message = what_is_wrong(where, error)
-            if self.bad_images == "error" or self.order is None:
-                advice = (
-                    ""
-                    if self.order is None
-                    else "; data.bad_images=skip (bad_images='skip' in Python) leaves such images out"
-                )
-                raise InputError(f"cannot read {where}: {message}{advice}")
+            if self.bad_images == "error":
+                advice = "data.bad_images=skip (bad_images='skip' in Python) leaves such images out"
+                if self.order is None:
+                    advice = "vit data DATA names all such images"
+                raise InputError(f"cannot read {where}: {message}; {advice}")
             bad[where] = message
+            if self.order is None:
+                return None
             index = self.order.replacement(position, attempt)
         raise InputError(f"{MOST_REPLACEMENTS} images in a row can't be read; the last: {where}: {message}")
 

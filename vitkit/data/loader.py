@@ -202,7 +202,10 @@ class Loader:
 
 
 class EvaluationLoader:
-    """Every image of a source exactly once, in order, over any number of ranks; the last batch may be smaller."""
+    """Every image of a source exactly once, in order, over any number of ranks; the last batch may be smaller.
+
+    Where `bad_images` are skipped, so may others be, and a batch that nothing is left of does not come.
+    """
 
     def __init__(
         self,
@@ -215,6 +218,7 @@ class EvaluationLoader:
         device: torch.device | str = "cpu",
         workers: int | None = None,
         start_method: str | None = None,
+        bad_images: BadImages = "error",
     ) -> None:
         pipeline = _parsed(pipeline)
         steps = (*pipeline.image, *pipeline.batch, *pipeline.mix)
@@ -228,7 +232,9 @@ class EvaluationLoader:
         self.first, self.stop = rank * len(source) // ranks, (rank + 1) * len(source) // ranks
         self.workers, self.start_method = _workers(workers), start_method
         self.order = None
-        self.fetcher = Fetcher(source, pipeline.image, seed=0)
+        self.fetcher = Fetcher(source, pipeline.image, 0, bad_images)
+        self.bad: dict[str, str] = {}
+        "Images left out so far, with what is wrong with each."
         self.memory: MemoryFetcher | None = None
         if source.images is not None:
             self.memory = MemoryFetcher(source.images, pipeline.image, self.device)
@@ -245,7 +251,11 @@ class EvaluationLoader:
             if self.memory is not None:
                 images = self.memory(indices, Draw(0, 0, indices))
             else:
-                images = _join([next(fetched) for _ in range(0, len(indices), CHUNK)]).images
+                joined = _join([next(fetched) for _ in range(0, len(indices), CHUNK)])
+                images, indices = joined.images, joined.indices
+                self.bad |= joined.bad
+                if not len(indices):
+                    continue
             labels = torch.from_numpy(self.source.labels[indices])
             batch = {"image": images, "label": labels, "index": torch.from_numpy(indices)}
             yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
@@ -342,8 +352,9 @@ def run_workers(loader: Loader | EvaluationLoader, parts: Parts) -> Iterator[Fet
         for item in data:
             if isinstance(item, InputError):
                 raise item
-            shape = shape or item.images.shape
-            check_sizes((shape, item.images.shape))
+            if len(item.indices):
+                shape = shape or item.images.shape
+                check_sizes((shape, item.images.shape))
             yield item
     except RuntimeError as error:
         if "exited unexpectedly" not in str(error):
@@ -389,8 +400,9 @@ def _join(parts: list[Fetched]) -> Fetched:
     if len(parts) == 1:
         return parts[0]
     bad = {where: message for part in parts for where, message in part.bad.items()}
+    full = [part for part in parts if len(part.indices)] or parts[:1]
     return Fetched(
-        torch.cat([part.images for part in parts]), np.concatenate([part.indices for part in parts]), bad
+        torch.cat([part.images for part in full]), np.concatenate([part.indices for part in full]), bad
     )
 
 

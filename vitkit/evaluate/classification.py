@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from vitkit.data.evaluation import evaluation_pipeline
+from vitkit.data.fetch import BadImages
 from vitkit.data.loader import EvaluationLoader
 from vitkit.data.operations import normalize
 from vitkit.data.sources.source import Source
+from vitkit.errors import InputError
 from vitkit.evaluate.metrics import mean_average_precision
 from vitkit.models.configs import Preprocessing
 from vitkit.models.losses import cross_entropy, one_hot
@@ -32,8 +34,12 @@ class Classification:
         world: World,
         workers: int | None = None,
         sigmoid: bool = False,
+        bad_images: BadImages = "error",
     ) -> None:
-        """sigmoid: whether the loss judges classes one by one, as in training."""
+        """sigmoid: whether the loss judges classes one by one, as in training.
+
+        bad_images: what `run` does with images that can't be read; with several labels each, they are errors.
+        """
         self.source, self.preprocessing, self.world, self.sigmoid = source, preprocessing, world, sigmoid
         self.has_several_labels = source.has_several_labels
         self.loader = EvaluationLoader(
@@ -44,6 +50,7 @@ class Classification:
             ranks=world.ranks,
             device=world.device,
             workers=workers,
+            bad_images="error" if self.has_several_labels else bad_images,
         )
         self.most_batches = -(-len(source) // (world.ranks * batch_size))
 
@@ -62,6 +69,8 @@ class Classification:
             total = float(losses.cpu().double().sum())  # MPS has no double precision
             sums += torch.tensor([total, right, len(labels)], dtype=torch.float64)
         loss, right, count = self.world.sum(sums).tolist()
+        if not count:
+            raise InputError(f"no image of {self.source.name}:{self.source.split} can be read")
         return {"loss": loss / count, "accuracy": right / count}
 
     def logits(
@@ -83,13 +92,14 @@ class Classification:
     def outputs(self, model: Model, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits (images, classes) and labels of this process's share, batch by batch."""
         mean, std, was_training = self.preprocessing.mean, self.preprocessing.std, model.training
-        missing = self.most_batches - len(self.loader)  # a sharded model runs on all processes or none
+        done = 0
         model.eval()
         try:
             with torch.no_grad():
                 for batch in self.loader:
                     yield run_in(dtype, model, normalize(batch["image"], mean, std)).float(), batch["label"]
-                for _ in range(missing):
+                    done += 1
+                for _ in range(self.most_batches - done):  # a sharded model runs on all processes or none
                     blank = torch.zeros(1, len(mean), *self.preprocessing.size, device=self.world.device)
                     run_in(dtype, model, blank)
         finally:

@@ -24,9 +24,10 @@ from vitkit.evaluate.classification import Classification
 from vitkit.evaluate.imagenet import NUM_CLASSES
 from vitkit.evaluate.measured import CONFUSION, MISTAKES, Measured, check_finite
 from vitkit.evaluate.real import read_real, real_accuracy, validation_numbers
-from vitkit.files import written_whole
+from vitkit.files import digest, written_whole
 from vitkit.models.configs import Size
 from vitkit.predictor import Names, Predictor, choose_device, load
+from vitkit.weights.load import weight_file
 from vitkit.world import World, join_world
 
 RESULTS = "results.json"
@@ -101,6 +102,8 @@ def evaluate(
             result |= measured.numbers()
         if lists is not None and numbers is not None and head.imagenet is not None:
             result["real"] = real_accuracy(head.imagenet[logits.argmax(1)], numbers[kept], lists)
+        weights = weight_file(named)
+        result["weights_sha256"] = None if weights is None else digest(weights)
         result["notes"] = list(notes)
         result["files"] = [] if out is None else _write(result, measured, Path(out))
         return result

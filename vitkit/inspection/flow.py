@@ -92,14 +92,14 @@ def gradient_rollout(
     check_head(module, "gradient rollout")
     numbers = _class_numbers(classes, len(images), config.num_classes)
     flow, maps, done, has_gradient = Flow(residual, discard), list[np.ndarray](), 0, False
-    with evaluating(module), recomputing(module), torch.enable_grad():
+    with evaluating(module), recomputing(module), torch.inference_mode(False), torch.enable_grad():
         for batch in batches(module, images, batch_size, num_kept=4):
             back = Backflow(flow)
             record = Record("attention", "pooling", reduce=back.take)
             # The images ask for the gradient, so that weights needn't: a frozen model has one too.
             asking = batch.detach().clone().requires_grad_()
             logits = module(asking, record)
-            chosen = numbers[done : done + len(batch), None].to(logits.device)
+            chosen = numbers[done : done + len(batch), None].to(logits.device).clone()
             back.row = read_row(config, logits, record.pooling)
             torch.autograd.grad(logits.gather(1, chosen).sum(), asking)
             maps.append(_map(config, back.row))

@@ -15,6 +15,7 @@ from vitkit.models.configs import Preprocessing, ViTConfig
 from vitkit.models.layers import init_encoder_layer
 from vitkit.models.model import Model
 from vitkit.models.positions import sincos_2d
+from vitkit.models.precision import recomputed
 from vitkit.models.vit import Block, VisionTransformer, cut_patches
 from vitkit.objectives.objective import Batch, Loss
 from vitkit.objectives.patches import GREY, PatchObjective, at, block_macs, count_weights
@@ -50,11 +51,11 @@ class MaskedAutoencoding(PatchObjective):
         return {**batch, "order": send(batch["image"].device, order)[0]}
 
     def cost(self, macs: int, parameters: int) -> tuple[int, int]:
-        decoder, patches = self.decoder, self.config.num_patches
+        decoder, patches, prefix = self.decoder, self.config.num_patches, self.config.num_prefix
         seen = patches - self.num_hidden
         found = self.encoder_macs(seen)
-        found += seen * count_weights(decoder.narrow) + patches * count_weights(decoder.paint)
-        found += block_macs(decoder.blocks, patches, decoder.narrow.out_features)
+        found += (prefix + seen) * count_weights(decoder.narrow) + patches * count_weights(decoder.paint)
+        found += block_macs(decoder.blocks, prefix + patches, decoder.narrow.out_features)
         return found, parameters + sum(parameter.numel() for parameter in decoder.parameters())
 
     def forward(self, batch: Batch) -> Loss:
@@ -66,8 +67,9 @@ class MaskedAutoencoding(PatchObjective):
     def paint(self, images: Tensor, order: Tensor) -> Tensor:
         """Return all patches as the decoder paints them; `order` has the masked ones' numbers first."""
         seen = order[:, self.num_hidden :]
-        tokens = self.compute(self._encoder[0], images, seen)  # (images, seen, width)
-        return self.compute(self.decoder, tokens, seen).float()  # (images, patches, pixels)
+        tokens = self.compute(self._encoder[0], images, seen)  # (images, prefix + seen, width)
+        recompute = self.model.activation_checkpointing and torch.is_grad_enabled()
+        return self.compute(self.decoder, tokens, seen, recompute).float()  # (images, patches, pixels)
 
     def targets(self, images: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
         """Return what is to be painted, and the mean and deviation that it was freed of."""
@@ -97,11 +99,14 @@ class Encoder(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor, seen: Tensor) -> Tensor:
-        return self.model.encode(images, None, seen)[:, self.model.config.num_prefix :]
+        return self.model.encode(images, None, seen)
 
 
 class Decoder(nn.Module):
-    """A small transformer over all places: encoded tokens where a patch was seen, a mask token elsewhere."""
+    """A small transformer over all places: encoded tokens where a patch was seen, a mask token elsewhere.
+
+    Class token and registers come along without a position, so that what they gather is trained too.
+    """
 
     positions: Tensor
 
@@ -129,11 +134,13 @@ class Decoder(nn.Module):
             init_encoder_layer(module)
         nn.init.normal_(self.mask, std=0.02)
 
-    def forward(self, tokens: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, seen: Tensor, recompute: bool = False) -> Tensor:
+        prefix = tokens.shape[1] - seen.shape[1]
         tokens = self.narrow(self.normalize(tokens))
         places = seen[:, :, None].expand(-1, -1, tokens.shape[2])
         canvas = self.mask.to(tokens.dtype).expand(len(tokens), self.positions.shape[-2], -1)
-        tokens = canvas.scatter(1, places, tokens) + self.positions  # (images, patches, width)
+        painted = canvas.scatter(1, places, tokens[:, prefix:]) + self.positions
+        tokens = torch.cat([tokens[:, :prefix], painted], dim=1)  # (images, prefix + patches, width)
         for block in self.blocks:
-            tokens = block(tokens)
-        return self.paint(self.norm(tokens))
+            tokens = recomputed(block, tokens) if recompute else block(tokens)
+        return self.paint(self.norm(tokens[:, prefix:]))

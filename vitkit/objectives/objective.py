@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -58,6 +60,6 @@ class Objective(nn.Module):
         """Return uint8 images as the model's input."""
         return (images.float() - self.mean) * self.scale
 
-    def compute(self, module: nn.Module, *inputs: Tensor) -> Tensor:
+    def compute(self, module: nn.Module, *inputs: Any) -> Tensor:
         """Return what a module gives for these inputs, computed in the objective's dtype."""
         return run_in(self.dtype, module, *inputs)

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from vitkit.data.fetch import check_choice
 from vitkit.data.images import EXTENSIONS, find_images, prepare
-from vitkit.data.open import open_data
+from vitkit.data.open import BUILT_IN, open_data
 from vitkit.data.parts import Progress, Unreadable, work_through
 from vitkit.data.sheet import spread
 from vitkit.data.sources.source import Files, Picture, Source
+from vitkit.data.sources.vision import DATA_SETS
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError, did_you_mean
 from vitkit.inspection import (
@@ -123,15 +124,22 @@ def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
     leave_out: files that are no photos wherever they lie, an earlier inspection's.
     """
     if isinstance(images, DataSpec):
-        return open_data(images, default="measure")
-    given = [images] if isinstance(images, str | os.PathLike) else list(images)
+        return open_data(images, default="measure", labelled=False)
+    given = (
+        [images]
+        if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable)
+        else list(images)
+    )
+    if wrong := next((one for one in given if not isinstance(one, str | os.PathLike)), None):
+        raise InputError(f"an image is given as a {type(wrong).__name__}; expected paths, or a DATA string")
     if not given:
         raise InputError("no images to inspect: give one at least, or leave them out")
     if len(given) == 1 and _is_data(os.fspath(given[0])):
         is_there = os.path.exists(os.path.expanduser(given[0]))
-        return open_data(Path(given[0]) if is_there else given[0], default="measure")
+        return open_data(Path(given[0]) if is_there else given[0], default="measure", labelled=False)
     for text in (os.fspath(path) for path in given):
-        if ":" in text and not os.path.exists(os.path.expanduser(text)) and _is_data(text):
+        is_named = ":" in text or text in (*BUILT_IN, *DATA_SETS)
+        if is_named and not os.path.exists(os.path.expanduser(text)) and _is_data(text):
             raise InputError(
                 f"{text} is data, and data is inspected alone: leave out the others, or give files"
             )

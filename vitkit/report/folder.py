@@ -7,15 +7,17 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import digest, is_locked
 from vitkit.report.numbers import is_accuracy
 
-STATE, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
+STATE, CONFIG, METRICS, LOCK = "run.json", "config.yaml", "metrics.jsonl", ".lock"
 FINETUNE = "finetune.json"
 "What tells the folder of a fine-tuning, whose runs are seed-0/run, seed-1/run, ..."
 EVALUATION, RESULTS = "evaluation", "results.json"
@@ -74,10 +76,17 @@ class Run:
         folder = self.home / "model"
         return folder if (folder / "config.json").is_file() else None
 
-    @property
+    @cached_property
     def results(self) -> dict[str, Any]:
         """What was measured of the model, as `vit eval` writes it; {} where it wasn't."""
-        return read_object(self.home / EVALUATION / RESULTS)
+        return read_results(self.home)
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Read what was measured of the model in a folder; {} where nothing was, or of other weights than are there now."""
+    results = read_object(folder / EVALUATION / RESULTS)
+    weights, known = folder / "model" / "model.safetensors", text(results.get("weights_sha256"))
+    return {} if known and weights.is_file() and digest(weights) != known else results
 
 
 class NoMetrics(InputError):
@@ -131,11 +140,15 @@ def read_run(path: Path) -> Run:
         near = did_you_mean(str(path), map(str, _runs_in(path)))
         raise InputError(f"{path} is no run: it has neither {STATE} nor {METRICS}{near}")
     state, config = read_object(path / STATE), _read_config(path / CONFIG)
+    if state.get("status") == "running" and not is_locked(path / LOCK):
+        state["status"] = "interrupted"
     training, evaluations = _read_metrics(path / METRICS)
     if not training and not evaluations:
+        goes_on = f"before its first line; vit train {shlex.quote(str(path))} goes on"
         reasons = {
             "failed": f"it failed: {state.get('message')}",
-            "stopped": f"it was stopped before its first line; vit train {shlex.quote(str(path))} goes on",
+            "stopped": f"it was stopped {goes_on}",
+            "interrupted": f"it was interrupted {goes_on}",
         }
         reason = reasons.get(str(state.get("status")), "wait for its first line")
         raise NoMetrics(f"{path} has no metrics: {reason}")
@@ -223,7 +236,7 @@ def _read_metrics(path: Path) -> tuple[list[dict[str, float]], list[dict[str, fl
             continue
         try:
             found = json.loads(written)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or finite(found.get("step")) is None:
             if number == len(

@@ -70,6 +70,8 @@ def inspect_model(
     evenly spread over what is given. fuse, residual, discard: of attention rollout.
     batch_size: images that the model takes at once; left open, as many as attention leaves memory for.
     """
+    if not isinstance(model, str | os.PathLike | Predictor):
+        raise InputError(f"model is a {type(model).__name__}; expected a MODEL, or what vitkit.load returns")
     options = Rollout(fuse, residual, discard, target)
     folder = Path(out).expanduser()
     earlier = _earlier_files(folder, force)
@@ -85,6 +87,8 @@ def inspect_model(
         accuracy = accuracy_of(given) if given else None
     except InputError as error:  # what was measured can't be read; the model can
         notes += (f"its accuracy is not known: {error}",)
+    if accuracy and image_size is not None:
+        accuracy, notes = None, (*notes, f"its accuracy is not shown: it is not of images of {image_size}")
     if announce:
         for line in notes:
             announce(line)

@@ -11,12 +11,12 @@ from vitkit.report import numbers
 from vitkit.report.folder import (
     EVALUATION,
     FINETUNE,
-    RESULTS,
     STATE,
     Run,
     finite,
     mapping,
     read_object,
+    read_results,
     read_run,
     text,
 )
@@ -44,7 +44,7 @@ def accuracy_of(model: str | os.PathLike[str]) -> dict[str, Any] | None:
     path = Path(name.removesuffix("@last")).expanduser()
     if path.name in ("model", "model-last"):
         is_last, path = path.name == "model-last", path.parent
-    if not is_last and (found := results_in_short(read_object(path / EVALUATION / RESULTS))):
+    if not is_last and (found := results_in_short(read_results(path))):
         metric = next((name for name in MEASURES if name in found), None)
         if metric:
             return {"metric": metric, "value": found[metric], "measured_on": found["data"]}
@@ -174,7 +174,7 @@ def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
     ]
     if tried:
         rows = [[f"{row.get('learning_rate')}", numbers.percent(row["accuracy"])] for row in tried]
-        best = max(range(len(tried)), key=lambda place: tried[place]["accuracy"])
-        columns = ["Learning rate tried", "Accuracy on the dev split"]
+        best = next((place for place, row in enumerate(tried) if row.get("learning_rate") == rate), None)
+        columns = ["Learning rate tried", f"{numbers.metric_name(metric).capitalize()} on the dev split"]
         parts.append(fold("Sweep", table(columns, rows, right=columns[1:], best=best)))
     return [section("Fine-tuning" if is_alone else f"Fine-tuning: {run.home.resolve().name}", *parts)]

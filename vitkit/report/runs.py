@@ -18,7 +18,17 @@ from vitkit.errors import InputError
 from vitkit.files import write_file
 from vitkit.models.names import SHAPE, model_config
 from vitkit.report import curves, numbers
-from vitkit.report.folder import NoMetrics, Run, finite, flatten, mapping, read_runs, text
+from vitkit.report.folder import (
+    EVALUATION,
+    RESULTS,
+    NoMetrics,
+    Run,
+    finite,
+    flatten,
+    mapping,
+    read_runs,
+    text,
+)
 from vitkit.report.page import NOTHING, Html, element, facts, fold, join, page, section, table
 from vitkit.report.results import finetuning_sections, result_sections, results_in_short
 
@@ -73,6 +83,11 @@ def report(
         left_out += undrawn
     elif inspect:
         raise InputError(f"{paths[0]} has no model to inspect yet: leave out --inspect")
+    left_out += [
+        f"{run.home / EVALUATION} is of other weights than {run.home / 'model'} has now: vit eval measures them"
+        for run in found
+        if not run.results and (run.home / EVALUATION / RESULTS).is_file()
+    ]
     contents = (_page(found, inside).encode("utf-8", "backslashreplace"), curves.png(found))
     for target, content in zip(targets, contents, strict=True):
         write_file(target, content)

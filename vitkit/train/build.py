@@ -85,6 +85,11 @@ class Parts:
     "What is measured of frozen features."
     notes: tuple[str, ...]
 
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Images left out so far, of those learned from and of those measured, with what is wrong with each."""
+        return self.loader.bad | (self.evaluator.loader.bad if self.evaluator else {})
+
 
 def build(config: TrainConfig, world: World) -> Parts:
     """Return all parts of a run, the same on every process."""
@@ -129,7 +134,12 @@ def build(config: TrainConfig, world: World) -> Parts:
     evaluator: Classification | HeldOut | None = None
     if measured:
         batch_size = min(micro, loader.count, EVALUATION_BATCH)
-        shared: dict[str, Any] = {"batch_size": batch_size, "world": world, "workers": config.data.workers}
+        shared: dict[str, Any] = {
+            "batch_size": batch_size,
+            "world": world,
+            "workers": config.data.workers,
+            "bad_images": config.data.bad_images,
+        }
         if isinstance(objective, Supervised):
             evaluator = Classification(measured, preprocessing, sigmoid=objective.sigmoid, **shared)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from vitkit.errors import InputError
+from vitkit.files import digest
 
 Result = TypeVar("Result")
 STATE, MANIFEST = "state.json", "manifest.json"
@@ -217,9 +217,7 @@ def _digests(folder: Path, files: Iterator[Path]) -> dict[str, dict[str, Any]]:
 
 
 def _digest(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"size": os.fstat(file.fileno()).st_size, "sha256": checksum}
+    return {"size": path.stat().st_size, "sha256": digest(path)}
 
 
 def _finish(part: Path, path: Path, state: Mapping[str, Any], files: dict[str, dict[str, Any]]) -> None:

@@ -7,8 +7,10 @@ import torch
 
 from vitkit.data.draws import Draw
 from vitkit.data.evaluation import evaluation_pipeline
+from vitkit.data.fetch import BadImages
 from vitkit.data.loader import EvaluationLoader
 from vitkit.data.sources.source import Source
+from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.objectives.objective import Batch, Objective
@@ -28,6 +30,7 @@ class HeldOut:
         world: World,
         seed: int,
         workers: int | None = None,
+        bad_images: BadImages = "error",
     ) -> None:
         self.objective, self.source, self.world, self.seed = objective, source, world, seed
         self.loader = EvaluationLoader(
@@ -38,6 +41,7 @@ class HeldOut:
             ranks=world.ranks,
             device=world.device,
             workers=workers,
+            bad_images=bad_images,
         )
         self.most_batches = -(-len(source) // (world.ranks * batch_size))
         self.blank = torch.zeros(
@@ -47,7 +51,7 @@ class HeldOut:
     def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
         """Return the metrics, the same on every process; model and dtype are the objective's own."""
         names = [name for name in self.objective.metric_names if name != "gradient_norm"]
-        sums = torch.zeros(len(names) + 1, dtype=torch.float64)
+        sums, done = torch.zeros(len(names) + 1, dtype=torch.float64), 0
         self.objective.eval()
         try:
             with torch.no_grad():
@@ -56,11 +60,14 @@ class HeldOut:
                     values = self.measure({"image": batch["image"]}, indices)
                     row = [*(values[name] for name in names), 1.0]
                     sums += len(indices) * torch.tensor(row, dtype=torch.float64)
-                for _ in range(self.most_batches - len(self.loader)):  # a sharded model runs on all processes
+                    done += 1
+                for _ in range(self.most_batches - done):  # a sharded model runs on all processes
                     self.measure({"image": self.blank}, np.zeros(1, np.int64))
         finally:
             self.objective.train()
         *totals, count = self.world.sum(sums).tolist()
+        if not count:
+            raise InputError(f"no image of {self.source.name}:{self.source.split} can be read")
         return {name: total / count for name, total in zip(names, totals, strict=True)}
 
     def measure(self, batch: Batch, indices: np.ndarray) -> dict[str, float]:

@@ -154,9 +154,9 @@ def _train(
         results.finish(is_done)
     finally:
         results.journal.close()
-    if parts.loader.bad:
-        listener.note(f"{counted(len(parts.loader.bad), 'image')} could not be read, left out:")
-        for where, reason in parts.loader.bad.items():
+    if parts.unreadable:
+        listener.note(f"{counted(len(parts.unreadable), 'image')} could not be read, left out:")
+        for where, reason in parts.unreadable.items():
             listener.note(f"  {where}: {reason}")
     return summary(path, parts) if world.is_first else {}
 
@@ -245,5 +245,5 @@ def summary(path: Path, parts: Parts) -> dict[str, Any]:
         "pictures": [str(file) for file in drawn(path)],
         "classes": len(parts.class_names),
         "pool": getattr(parts.model.config, "pool", None),
-        "unreadable": [Unreadable(*entry)._asdict() for entry in parts.loader.bad.items()],
+        "unreadable": [Unreadable(*entry)._asdict() for entry in parts.unreadable.items()],
     }

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from vitkit.config import read_yaml, write_yaml
 from vitkit.errors import InputError
-from vitkit.files import write_file
+from vitkit.files import is_locked, write_file
 
 ROOT = "runs"
 CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
@@ -278,7 +278,7 @@ def _row(folder: Path, root: Path) -> dict[str, Any]:
         record = read_record(folder)
     except InputError as error:
         record = dict.fromkeys(_SHOWN) | {"status": "unreadable", "message": str(error)}
-    if record["status"] == "running" and not is_locked(folder):
+    if record["status"] == "running" and not is_locked(folder / LOCK):
         record["status"] = "interrupted"
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     return {"name": name, **{field: record[field] for field in _SHOWN}, "path": str(folder)}
@@ -286,20 +286,6 @@ def _row(folder: Path, root: Path) -> dict[str, Any]:
 
 def _is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (CONFIG, RECORD, METRICS))
-
-
-def is_locked(folder: Path) -> bool:
-    """Say whether a process is at work in a run folder; where that can't be known, it is."""
-    try:
-        import fcntl
-
-        with open(folder / LOCK, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except (ImportError, OSError):
-        return True
-    return False
 
 
 def _take_lock(folder: Path) -> IO[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     size = as_size(transfer.image_size or loaded.model.config.size)
     if transfer.image_size is None and protocol == "paper":
         size = in_proportion(loaded.model.config, rule.image_size)
-    if (fitting := fitting_size(loaded.model.config, size)) != size:
+    if size != loaded.model.config.size and (fitting := fitting_size(loaded.model.config, size)) != size:
         raise InputError(
             f"image_size {write_size(size)} is no multiple of the model's patch; {write_size(fitting)} is"
         )
@@ -338,11 +339,14 @@ def with_val(spec: DataSpec, measured: Source) -> Part | None:
 
 
 def typical_area(source: Source, most: int = 5) -> int:
-    """Return the pixels of an image, the median of a few."""
+    """Return the pixels of an image, the median of a few; those that can't be read are somebody else's to tell."""
     if source.images is not None:
         return int(np.prod(source.images.shape[1:3]))
-    places = np.linspace(0, len(source) - 1, min(most, len(source))).astype(int)
-    return int(np.median([np.prod(read_pixels(source, int(place)).shape[-2:]) for place in places]))
+    areas = []
+    for place in np.linspace(0, len(source) - 1, min(most, len(source))).astype(int).tolist():
+        with suppress(InputError):
+            areas.append(np.prod(read_pixels(source, place).shape[-2:]))
+    return int(np.median(areas)) if areas else 0
 
 
 def without_regularisation(loaded: LoadedModel) -> dict[str, float]:

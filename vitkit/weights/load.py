@@ -157,6 +157,14 @@ def lies_in(spec: str | Path, folder: Path) -> bool:
     return any(path.resolve().is_relative_to(folder.resolve()) for path in found if path)
 
 
+def weight_file(spec: str | Path) -> Path | None:
+    """Return the file with the weights of a MODEL string that names what is here; None for others."""
+    if not any(_existing(part) for part in (str(spec), *str(spec).split("@", 1))):
+        return None
+    path = find_source(spec).path
+    return None if path is None else _open(path)[0]
+
+
 def _check_name(name: str) -> None:
     """Refuse what is no model's name."""
     try:
@@ -169,9 +177,10 @@ def _check_name(name: str) -> None:
 
 def _absent(text: str) -> InputError:
     """Return the error of a path that isn't there, with what is named nearly so in its folder."""
-    folder = _existing(str(Path(text).parent))
-    names = [path.name for path in folder.glob("*")] if folder else []
-    return InputError(f"no such file or folder: {text}{did_you_mean(Path(text).name, names)}")
+    parent = Path(text).parent
+    folder = _existing(str(parent))
+    names = [str(parent / path.name) for path in folder.glob("*")] if folder else []
+    return InputError(f"no such file or folder: {text}{did_you_mean(text, names)}")
 
 
 def read_model(
