@@ -10,12 +10,12 @@ class InputError(ValueError):
     """Bad input. The command line prints its one-line message and exits with status 2."""
 
 
-def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """Return '; did you mean ...?' naming the nearest options, or an empty string."""
+def did_you_mean(word: str, options: Iterable[str], prefix: str = "") -> str:
+    """Return '; did you mean ...?' naming the nearest options, each after a prefix, or an empty string."""
     by_lower: dict[str, str] = {}
     for option in options:
         by_lower.setdefault(option.lower(), option)
     near = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
     if not near:
         return ""
-    return f"; did you mean {' or '.join(repr(by_lower[name]) for name in near)}?"
+    return f"; did you mean {' or '.join(repr(prefix + by_lower[name]) for name in near)}?"

@@ -49,6 +49,13 @@ class World:
         dist.all_gather_object(parts, rows)
         return torch.cat(parts)
 
+    def collect(self, found: dict[str, str]) -> dict[str, str]:
+        """Return every process's entries."""
+        parts = [found] * self.ranks
+        if self.ranks > 1:
+            dist.all_gather_object(parts, found)
+        return {key: value for part in parts for key, value in part.items()}
+
     def barrier(self) -> None:
         if self.ranks > 1:
             dist.barrier()

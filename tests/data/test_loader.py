@@ -244,9 +244,13 @@ def test_what_is_measured_can_leave_bad_images_out(workers: int) -> None:
     batches = EvaluationLoader(
         Files(130, broken=bad), "resize(8)", batch_size=40, workers=workers, bad_images="skip"
     )
-    found = [batch["index"].tolist() for batch in batches]
+    with pytest.warns(UserWarning, match="left out photo-5.jpg") as warned:
+        found = [batch["index"].tolist() for batch in batches]
+    assert len(warned) == 1
     assert found == [[*range(5), *range(6, 32)], [*range(64, 80)], [*range(120, 130)]]
     assert len(batches.bad) == len(bad)
+    with pytest.raises(InputError, match="bad_images is 'skp'; did you mean 'skip'?"):
+        EvaluationLoader(Files(2), "resize(8)", batch_size=2, bad_images="skp")  # type: ignore[arg-type]
 
 
 def test_a_crop_that_is_too_large_is_no_bad_image() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -199,6 +200,8 @@ def test_out(model: str, photos: str, tmp_path: Path) -> None:
     assert found["files"] == [str(out / name) for name in ("confusion.png", "mistakes.png", "results.json")]
     assert sorted(path.name for path in out.iterdir()) == ["confusion.png", "mistakes.png", "results.json"]
     assert json.loads((out / "results.json").read_text()) == found
+    weights = Path(model, "model.safetensors").read_bytes()
+    assert (found["weights_sha256"], found["image_size"]) == (hashlib.sha256(weights).hexdigest(), [8, 8])
     for name in ("confusion.png", "mistakes.png"):
         with Image.open(out / name) as picture:
             assert min(picture.size) > 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 from runpy import run_path
@@ -86,6 +85,7 @@ def test_a_stopped_run_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_run_is_running_while_a_process_holds_it(tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
     run = write_run(tmp_path / "run", status="running")
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

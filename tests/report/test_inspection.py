@@ -19,6 +19,7 @@ from PIL import Image
 import vitkit
 from vitkit.cost import cost_of
 from vitkit.data.images import prepare
+from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 from vitkit.inspection import attention_distance, pooling_map, rollout, uniform_distance
 from vitkit.inspection.pictures import photo
@@ -409,6 +410,11 @@ def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
             "an image is given as a Image; expected paths, or a DATA string",
         ),
         ({"images": ["a.png", 3]}, "an image is given as a int; expected paths, or a DATA string"),
+        ({"images": [None]}, "an image is given as a NoneType; expected paths, or a DATA string"),
+        (
+            {"images": np.zeros((2, 8, 8, 3))},
+            "an image is given as a ndarray; expected paths, or a DATA string",
+        ),
         (
             {"model": TINY["make"](TINY["FAMILIES"]["token"])},
             "model is a VisionTransformer; expected a MODEL",
@@ -458,10 +464,10 @@ def test_the_accuracy_of_a_run_is_shown(tmp_path: Path) -> None:
     result = look(str(run), None, tmp_path / "out")
     assert result["accuracy"] == {"metric": "val_ema/accuracy", "value": 0.919, "step": 400}
     assert "91.90% val ema accuracy at step 400" in read(result["html"]).text
-    size = 2 * TINY["FAMILIES"]["token"].size[0]
-    larger = look(str(run), None, tmp_path / "larger", image_size=size)
-    assert larger["accuracy"] is None
-    assert f"its accuracy is not shown: it is not of images of {size}" in larger["notes"]
+    height, width = TINY["FAMILIES"]["token"].size
+    larger = look(str(run), None, tmp_path / "larger", image_size=(2 * height, width))
+    same = look(str(run), None, tmp_path / "same", image_size=(height, width))
+    assert (larger["accuracy"], same["accuracy"]) == (None, result["accuracy"])
     last = look(f"{run}@last", None, tmp_path / "out2")
     assert last["accuracy"]["metric"] == "val/accuracy"
     assert last["accuracy"]["value"] == pytest.approx(10 / 11)
@@ -506,6 +512,7 @@ def test_folders_of_tables_are_data(tmp_path: Path, photos: Path, monkeypatch: p
     assert len(open_images("photos")) == len(open_images("./photos:all")) == 7
     assert len(open_images(["photos/0.png", Path("photos")])) == 8
     (tmp_path / "list.csv").write_text("image,label,split\nphotos/0.png,a,test\nphotos/1.png,b,test\n")
+    assert len(open_images(DataSpec("./photos", "all"))) == 7
     source = open_images("list.csv")
     assert (len(source), source.class_names) == (2, ("a", "b"))
     vitkit.pack("digits:test[:5]", tmp_path / "packed")

@@ -248,8 +248,14 @@ def test_what_was_measured_of_other_weights_is_not_the_models(tmp_path: Path) ->
     found = report([run], out=tmp_path / "after")
     assert found["runs"][0]["measured"] is None and "mistakes" not in read(found["html"]).text
     assert found["left_out"] == [
-        f"{run / 'evaluation'} is of other weights than {run / 'model'} has now: vit eval measures them"
+        f"{run / 'evaluation'} is of other weights or images than {run / 'model'} has now: vit eval measures anew"
     ]
+    results = run / "evaluation" / "results.json"
+    sizes = {"accuracy": 0.75, "data": "digits:test", "image_size": [512, 512]}
+    results.write_text(json.dumps(sizes))
+    assert accuracy_of(run) == {"metric": "test/accuracy", "value": 0.5, "step": 400}
+    results.write_text("{}")
+    assert report([run], out=tmp_path / "empty")["left_out"] == []
 
 
 def test_the_rate_that_was_taken_is_stressed(tmp_path: Path) -> None:

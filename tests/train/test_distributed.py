@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from runpy import run_path
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from vitkit.errors import InputError
 from vitkit.train.runs import read_record
@@ -48,6 +51,14 @@ SEARCHED: dict[str, list[str]] = {
     "ddp": ["parallel=ddp"],
     "fsdp": ["parallel=fsdp", "optimizer.name=adafactor"],
 }
+# The second process can read none of the images that it is to measure.
+SKIPPED: dict[str, list[str]] = {
+    name: [*changes, "parallel=fsdp", "data.pipeline=resize(8)", "data.workers=0", "batch_size=8", "duration=2", "evaluate_every=1"]
+    for name, changes in {
+        "skipped": [],
+        "skipped by mae": ["objective={name: mae, decoder_width: 16, decoder_depth: 1}", "average=null"],
+    }.items()
+}  # fmt: skip
 SEARCH = ["batch_size=32", "duration=3", "log_every=1", "evaluate_every=3", "checkpoint_every=3"]
 
 
@@ -90,10 +101,21 @@ def two_trainers(folder: Path, part: str) -> Iterator[list[subprocess.Popen[str]
         yield ranks
 
 
+def write_photos(root: Path) -> None:
+    """Write 16 images to learn from and 8 to measure on, of which the second half can't be read."""
+    for number in range(24):
+        path = root / ("train" if number < 16 else "val") / "ab"[number % 8 // 4] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(path)
+    for path in (root / "val" / "b").iterdir():
+        path.write_bytes(b"no image")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train with two processes to step 3, with one to step 15, and with two to the end; beside it with one alone."""
     folder = tmp_path_factory.mktemp("ranks")
+    write_photos(folder / "photos")
     with two_trainers(folder, "stopped") as ranks:
         for name, changes in STOPPED.items():
             TINY["run_tiny"](folder / "one" / name, *SETTINGS, *changes)
@@ -170,6 +192,13 @@ def test_a_killed_process_is_restarted_by_torchrun_and_nothing_is_lost(tmp_path:
         assert our == pytest.approx(their, rel=1e-2, abs=1e-2)
 
 
+@pytest.mark.parametrize("name", SKIPPED)
+def test_a_process_without_an_image_to_measure_keeps_pace(folder: Path, name: str) -> None:
+    """A sharded model runs on all processes or none; what one of them left out all know of."""
+    found = json.loads((folder / f"{name}.json").read_text())
+    assert (found["status"], len(found["unreadable"])) == ("done", 4)
+
+
 def test_models_of_two_processes_load(folder: Path) -> None:
     import vitkit
 
@@ -210,6 +239,13 @@ def main(part: str, folder: Path) -> None:
             with LIMITED(lambda parts, images: images > 8 and rank == 1, where) as seen:
                 run(f"{name} {where}", *SEARCH, *changes, "micro_batch=auto")
             (folder / f"{name} {where}{rank}").write_text(str(seen[:5]))
+    photos = f"{folder / 'photos'}"
+    data = [f"data.train={photos}:train", f"data.evaluate={photos}:val", "data.bad_images=skip"]
+    for name, changes in SKIPPED.items():
+        with warnings.catch_warnings(action="ignore"):
+            answer = run(name, *data, *changes)
+        if rank == 0:
+            (folder / f"{name}.json").write_text(json.dumps(answer))
     while not (folder / "go").exists():
         time.sleep(0.05)
     for name, changes in STOPPED.items():

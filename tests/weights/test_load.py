@@ -136,6 +136,7 @@ def test_runs(ours: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert load_model(f"{run}@last").name == "mu/16"
     monkeypatch.chdir(tmp_path)
     assert message("runs/second") == "no such file or folder: runs/second"
+    assert message(tmp_path / "runs" / "other") == f"no such file or folder: {tmp_path / 'runs' / 'other'}"
     for spec in ("runs/frist", "./runs/frist", "runs/frist@last"):
         name = spec.removesuffix("@last")
         assert message(spec) == f"no such file or folder: {name}; did you mean 'runs/first'?"

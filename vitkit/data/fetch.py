@@ -44,9 +44,12 @@ class Fetcher:
         source: Source,
         steps: tuple[Step, ...],
         seed: int,
-        bad_images: BadImages = "error",
+        bad_images: BadImages | None = None,
         order: Order | None = None,
     ) -> None:
+        """bad_images: what is done with those that can't be read; None is an error that no setting changes."""
+        if bad_images is not None:
+            check_choice("bad_images", bad_images, BadImages)
         self.source, self.steps, self.seed = source, steps, seed
         self.bad_images, self.order = bad_images, order
         self.mark: Callable[[int], None] | None = None
@@ -90,9 +93,9 @@ class Fetcher:
             except InputError as error:
                 where = self.source.where(index)
                 message = what_is_wrong(where, error)
-            if self.bad_images == "error":
+            if self.bad_images != "skip":
                 advice = "data.bad_images=skip (bad_images='skip' in Python) leaves such images out"
-                if self.order is None:
+                if self.bad_images is None:
                     advice = "vit data DATA names all such images"
                 raise InputError(f"cannot read {where}: {message}; {advice}")
             bad[where] = message

@@ -65,7 +65,6 @@ class Loader:
         _check(batch_size, rank, ranks, workers)
         check_choice("sampling", sampling, Sampling)
         check_choice("cache", cache, Cache)
-        check_choice("bad_images", bad_images, BadImages)
         if seed < 0:
             raise InputError(f"seed is {seed}; expected 0 or more")
         pipeline = _parsed(pipeline)
@@ -165,13 +164,7 @@ class Loader:
 
     def _finish(self, steps: range, positions: np.ndarray, fetched: Fetched) -> list[Batch]:
         """Augment all images at once, which changes none of them, and mix within each step, on the device."""
-        if fetched.bad and not self.bad:
-            where, message = next(iter(fetched.bad.items()))
-            warnings.warn(
-                f"left out {where}: {message}; a run names all such images at its end, loader.bad does in Python",
-                stacklevel=4,
-            )
-        self.bad |= fetched.bad
+        _add_bad(self.bad, fetched.bad)
         images = fetched.images.to(self.device, non_blocking=True)
         draw = Draw(self.seed, steps.start, positions)
         for place, item in enumerate(self.pipeline.batch):
@@ -218,7 +211,7 @@ class EvaluationLoader:
         device: torch.device | str = "cpu",
         workers: int | None = None,
         start_method: str | None = None,
-        bad_images: BadImages = "error",
+        bad_images: BadImages | None = None,
     ) -> None:
         pipeline = _parsed(pipeline)
         steps = (*pipeline.image, *pipeline.batch, *pipeline.mix)
@@ -253,7 +246,7 @@ class EvaluationLoader:
             else:
                 joined = _join([next(fetched) for _ in range(0, len(indices), CHUNK)])
                 images, indices = joined.images, joined.indices
-                self.bad |= joined.bad
+                _add_bad(self.bad, joined.bad)
                 if not len(indices):
                     continue
             labels = torch.from_numpy(self.source.labels[indices])
@@ -404,6 +397,17 @@ def _join(parts: list[Fetched]) -> Fetched:
     return Fetched(
         torch.cat([part.images for part in full]), np.concatenate([part.indices for part in full]), bad
     )
+
+
+def _add_bad(known: dict[str, str], found: dict[str, str]) -> None:
+    """Add images that were left out to those known; the first is warned of."""
+    if found and not known:
+        where, message = next(iter(found.items()))
+        warnings.warn(
+            f"left out {where}: {message}; a run names all such images at its end, loader.bad does in Python",
+            stacklevel=5,
+        )
+    known |= found
 
 
 def _check_steps(start: int, stop: int) -> None:

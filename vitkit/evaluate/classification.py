@@ -34,7 +34,7 @@ class Classification:
         world: World,
         workers: int | None = None,
         sigmoid: bool = False,
-        bad_images: BadImages = "error",
+        bad_images: BadImages | None = None,
     ) -> None:
         """sigmoid: whether the loss judges classes one by one, as in training.
 
@@ -50,7 +50,7 @@ class Classification:
             ranks=world.ranks,
             device=world.device,
             workers=workers,
-            bad_images="error" if self.has_several_labels else bad_images,
+            bad_images=None if self.has_several_labels else bad_images,
         )
         self.most_batches = -(-len(source) // (world.ranks * batch_size))
 

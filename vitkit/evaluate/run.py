@@ -64,6 +64,10 @@ def evaluate(
     if out is not None:
         _check_folder(Path(out), force)
     with join_world(choose_device(device)) as world:
+        weights = weight_file(named) if world.is_first else None
+        known = (
+            None if weights is None else digest(weights)
+        )  # before they are read: a run may write others meanwhile
         predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
         _check_model(predictor, named)
         head = Head(named, predictor.class_names)
@@ -91,6 +95,8 @@ def evaluate(
             return {}
         result: dict[str, Any] = {
             "model": named,
+            "weights_sha256": known,
+            "image_size": list(predictor.preprocessing.size),
             "data": str(replace(as_spec(data), split=source.split)),
             "images": len(images),
             "left_out": len(source) - len(images),
@@ -102,8 +108,6 @@ def evaluate(
             result |= measured.numbers()
         if lists is not None and numbers is not None and head.imagenet is not None:
             result["real"] = real_accuracy(head.imagenet[logits.argmax(1)], numbers[kept], lists)
-        weights = weight_file(named)
-        result["weights_sha256"] = None if weights is None else digest(weights)
         result["notes"] = list(notes)
         result["files"] = [] if out is None else _write(result, measured, Path(out))
         return result

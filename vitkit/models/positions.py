@@ -22,7 +22,7 @@ RESAMPLES: dict[Resample, tuple[str, bool | None, bool]] = {
 
 
 def sincos_2d(grid: Grid, width: int) -> Tensor:
-    """Return the fixed table (1, rows * columns, width): sines and cosines of x, then of y (MoCo v3)."""
+    """Return the fixed table (1, rows * columns, width): sines and cosines of x, then of y (big_vision)."""
     quarter = width // 4
     omega = 10000.0 ** -(torch.arange(quarter, dtype=torch.float64) / max(1, quarter - 1))
     y, x = torch.meshgrid(

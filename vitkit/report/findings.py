@@ -130,8 +130,9 @@ def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
         if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable)
         else list(images)
     )
-    if wrong := next((one for one in given if not isinstance(one, str | os.PathLike)), None):
-        raise InputError(f"an image is given as a {type(wrong).__name__}; expected paths, or a DATA string")
+    for one in given:
+        if not isinstance(one, str | os.PathLike):
+            raise InputError(f"an image is given as a {type(one).__name__}; expected paths, or a DATA string")
     if not given:
         raise InputError("no images to inspect: give one at least, or leave them out")
     if len(given) == 1 and _is_data(os.fspath(given[0])):

@@ -83,10 +83,23 @@ class Run:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """Read what was measured of the model in a folder; {} where nothing was, or of other weights than are there now."""
-    results = read_object(folder / EVALUATION / RESULTS)
-    weights, known = folder / "model" / "model.safetensors", text(results.get("weights_sha256"))
-    return {} if known and weights.is_file() and digest(weights) != known else results
+    """Read what was measured of the model in a folder; {} where nothing was, or of others than the model has now."""
+    results, model = read_object(folder / EVALUATION / RESULTS), folder / "model"
+    known, weights = text(results.get("weights_sha256")), model / "model.safetensors"
+    if known and weights.is_file() and digest(weights) != known:
+        return {}
+    size, own = results.get("image_size"), read_size(model)
+    return {} if size and own and size != own else results
+
+
+def read_size(model: Path) -> list[int] | None:
+    """Return height and width of the images that a model folder is for, where it says so."""
+    try:
+        config = read_object(model / "config.json")
+    except InputError:  # told where the model is drawn
+        return None
+    size = mapping(mapping(config.get("vitkit")).get("preprocessing")).get("image_size")
+    return size if isinstance(size, list) else None
 
 
 class NoMetrics(InputError):

@@ -84,11 +84,9 @@ def inspect_model(
     notes = (*predictor.notes, *(source.notes if source else ()))
     accuracy = None
     try:
-        accuracy = accuracy_of(given) if given else None
+        accuracy = accuracy_of(given, predictor.model.config.size) if given else None
     except InputError as error:  # what was measured can't be read; the model can
         notes += (f"its accuracy is not known: {error}",)
-    if accuracy and image_size is not None:
-        accuracy, notes = None, (*notes, f"its accuracy is not shown: it is not of images of {image_size}")
     if announce:
         for line in notes:
             announce(line)

@@ -18,6 +18,7 @@ from vitkit.report.folder import (
     read_object,
     read_results,
     read_run,
+    read_size,
     text,
 )
 from vitkit.report.page import NOTHING, Html, element, facts, figure, fold, join, section, table
@@ -37,13 +38,19 @@ MOST_CLASSES = 8
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def accuracy_of(model: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return what is known of the accuracy of a MODEL that is a run or its model folder: metric, value, and where."""
+def accuracy_of(model: str | os.PathLike[str], size: tuple[int, int] | None = None) -> dict[str, Any] | None:
+    """Return what is known of the accuracy of a MODEL that is a run or its model folder: metric, value, and where.
+
+    size: of the images that it is to be of, if not the model's own.
+    """
     name = os.fspath(model)
     is_last = name.endswith("@last")
     path = Path(name.removesuffix("@last")).expanduser()
     if path.name in ("model", "model-last"):
         is_last, path = path.name == "model-last", path.parent
+    own = read_size(path / ("model-last" if is_last else "model"))
+    if size and own and list(size) != own:
+        return None
     if not is_last and (found := results_in_short(read_results(path))):
         metric = next((name for name in MEASURES if name in found), None)
         if metric:

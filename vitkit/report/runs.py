@@ -26,6 +26,7 @@ from vitkit.report.folder import (
     finite,
     flatten,
     mapping,
+    read_object,
     read_runs,
     text,
 )
@@ -84,9 +85,9 @@ def report(
     elif inspect:
         raise InputError(f"{paths[0]} has no model to inspect yet: leave out --inspect")
     left_out += [
-        f"{run.home / EVALUATION} is of other weights than {run.home / 'model'} has now: vit eval measures them"
+        f"{run.home / EVALUATION} is of other weights or images than {run.home / 'model'} has now: vit eval measures anew"
         for run in found
-        if not run.results and (run.home / EVALUATION / RESULTS).is_file()
+        if not run.results and read_object(run.home / EVALUATION / RESULTS)
     ]
     contents = (_page(found, inside).encode("utf-8", "backslashreplace"), curves.png(found))
     for target, content in zip(targets, contents, strict=True):

@@ -85,11 +85,6 @@ class Parts:
     "What is measured of frozen features."
     notes: tuple[str, ...]
 
-    @property
-    def unreadable(self) -> dict[str, str]:
-        """Images left out so far, of those learned from and of those measured, with what is wrong with each."""
-        return self.loader.bad | (self.evaluator.loader.bad if self.evaluator else {})
-
 
 def build(config: TrainConfig, world: World) -> Parts:
     """Return all parts of a run, the same on every process."""

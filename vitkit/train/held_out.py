@@ -30,7 +30,7 @@ class HeldOut:
         world: World,
         seed: int,
         workers: int | None = None,
-        bad_images: BadImages = "error",
+        bad_images: BadImages | None = None,
     ) -> None:
         self.objective, self.source, self.world, self.seed = objective, source, world, seed
         self.loader = EvaluationLoader(

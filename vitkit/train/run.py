@@ -10,7 +10,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -154,11 +154,12 @@ def _train(
         results.finish(is_done)
     finally:
         results.journal.close()
-    if parts.unreadable:
-        listener.note(f"{counted(len(parts.unreadable), 'image')} could not be read, left out:")
-        for where, reason in parts.unreadable.items():
+    unreadable = world.collect(parts.loader.bad | (parts.evaluator.loader.bad if parts.evaluator else {}))
+    if unreadable:
+        listener.note(f"{counted(len(unreadable), 'image')} could not be read, left out:")
+        for where, reason in unreadable.items():
             listener.note(f"  {where}: {reason}")
-    return summary(path, parts) if world.is_first else {}
+    return summary(path, parts, unreadable) if world.is_first else {}
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def environment(world: World) -> dict[str, Any]:
     }
 
 
-def summary(path: Path, parts: Parts) -> dict[str, Any]:
+def summary(path: Path, parts: Parts, unreadable: Mapping[str, str]) -> dict[str, Any]:
     """Return the run in short: its record, and the last value of each metric."""
     last: dict[str, Any] = {}
     for line in read_metrics(path):
@@ -245,5 +246,5 @@ def summary(path: Path, parts: Parts) -> dict[str, Any]:
         "pictures": [str(file) for file in drawn(path)],
         "classes": len(parts.class_names),
         "pool": getattr(parts.model.config, "pool", None),
-        "unreadable": [Unreadable(*entry)._asdict() for entry in parts.unreadable.items()],
+        "unreadable": [Unreadable(*entry)._asdict() for entry in unreadable.items()],
     }

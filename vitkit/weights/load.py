@@ -179,8 +179,11 @@ def _absent(text: str) -> InputError:
     """Return the error of a path that isn't there, with what is named nearly so in its folder."""
     parent = Path(text).parent
     folder = _existing(str(parent))
-    names = [str(parent / path.name) for path in folder.glob("*")] if folder else []
-    return InputError(f"no such file or folder: {text}{did_you_mean(text, names)}")
+    names, prefix = (
+        [path.name for path in folder.glob("*")] if folder else [],
+        f"{parent}/".removeprefix("./"),
+    )
+    return InputError(f"no such file or folder: {text}{did_you_mean(Path(text).name, names, prefix)}")
 
 
 def read_model(
