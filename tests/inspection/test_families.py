@@ -26,7 +26,7 @@ TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
 FAMILIES, make, images_for = TINY["FAMILIES"], TINY["make"], TINY["images_for"]
 
 CALLS: dict[str, Callable[[Any, Tensor], Any]] = {
-    "embedding_filters": lambda model, images: inspection.embedding_filters(model).values,
+    "embedding_filters": lambda model, images: inspection.embedding_filters(model),
     "position_similarity": lambda model, images: inspection.position_similarity(model),
     "attention_distance": inspection.attention_distance,
     "attention_maps": inspection.attention_maps,

@@ -10,13 +10,13 @@ import torch
 from matplotlib import colormaps
 from PIL import Image
 
-from vitkit.inspection import Filters, pictures
+from vitkit.inspection import pictures
 from vitkit.models.configs import Preprocessing
 
 RANDOM = np.random.default_rng(0)
 PHOTO = Image.fromarray(RANDOM.integers(0, 256, (48, 72, 3), dtype=np.uint8))
 DRAWN: dict[str, Callable[[], Image.Image]] = {
-    "filters": lambda: pictures.filter_sheet(filters(28)),
+    "filters": lambda: pictures.filter_sheet(filters(28), "the filters"),
     "similarity": lambda: pictures.similarity_picture(np.cos(np.arange(36.0)).reshape(2, 3, 2, 3)),
     "distance": lambda: pictures.distance_picture(np.arange(12.0).reshape(4, 3), 9.0),
     "overlay": lambda: pictures.overlay(PHOTO, np.arange(6.0).reshape(2, 3)),
@@ -25,9 +25,9 @@ DRAWN: dict[str, Callable[[], Image.Image]] = {
 }
 
 
-def filters(count: int, channels: int = 3) -> Filters:
+def filters(count: int, channels: int = 3) -> np.ndarray:
     values = np.sin(np.arange(count * 16 * channels)).reshape(count, 4, 4, channels).astype(np.float32)
-    return Filters(values, "components", "the filters")
+    return values
 
 
 def pixels(picture: Image.Image) -> np.ndarray:
@@ -53,9 +53,9 @@ def test_the_same_arrays_give_the_same_picture(name: str) -> None:
 
 
 def test_filters_stand_in_rows_of_seven() -> None:
-    sheet = pictures.filter_sheet(filters(28))
+    sheet = pictures.filter_sheet(filters(28), "the filters")
     assert sheet.width == 2 * pictures.MARGIN + 7 * (pictures.FILTER + pictures.GAP) - pictures.GAP
-    rows = [pictures.filter_sheet(filters(count)).height for count in (1, 7, 8, 28)]
+    rows = [pictures.filter_sheet(filters(count), "the filters").height for count in (1, 7, 8, 28)]
     assert rows[0] == rows[1] and rows[2] - rows[1] == pictures.FILTER + pictures.GAP
     assert rows[3] - rows[1] == 3 * (pictures.FILTER + pictures.GAP)
 
@@ -63,12 +63,12 @@ def test_filters_stand_in_rows_of_seven() -> None:
 def test_a_filter_is_grey_where_it_is_zero() -> None:
     values = np.zeros((1, 2, 2, 3), np.float32)
     values[0, 0, 0], values[0, 1, 1] = (0.02, 0, 0), (0, 0, -0.01)
-    sheet = pictures.filter_sheet(Filters(values, "kernels", "the filters"))
+    sheet = pictures.filter_sheet(values, "the filters")
     quarter = (pictures.FILTER // 2) ** 2
     assert holds(sheet, (255, 128, 128)) == quarter
     assert holds(sheet, (128, 128, 64)) == quarter
     assert holds(sheet, (128, 128, 128)) >= 2 * quarter
-    pictures.filter_sheet(Filters(np.zeros((2, 3, 3, 5), np.float32), "kernels", "the filters"))
+    pictures.filter_sheet(np.zeros((2, 3, 3, 5), np.float32), "the filters")
 
 
 def test_similarity_spans_minus_one_to_one() -> None:

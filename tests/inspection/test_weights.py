@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vitkit.errors import InputError
 from vitkit.inspection import embedding_filters, position_similarity
-from vitkit.inspection.weights import principal_components
+from vitkit.inspection.weights import captioned_filters, principal_components
 from vitkit.models.configs import HybridConfig, ResNetConfig, ViTConfig
 
 TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
@@ -42,9 +42,9 @@ def test_components_of_a_constructed_embedding(family: str) -> None:
     with torch.no_grad():
         convolution.weight.copy_(torch.einsum("fd,dchw->fchw", along, directions) + mean)
     filters = embedding_filters(model, count=3)
-    assert filters.kind == "components" and filters.values.shape == (3, 4, 4, 3)
+    assert filters.shape == (3, 4, 4, 3)
     expected = directions.permute(0, 2, 3, 1).numpy() * np.array([-1, 1, -1])[:, None, None, None]
-    np.testing.assert_allclose(filters.values, expected, atol=1e-5)
+    np.testing.assert_allclose(filters, expected, atol=1e-5)
 
 
 def test_the_caption_tells_the_share_of_variance() -> None:
@@ -53,11 +53,11 @@ def test_the_caption_tells_the_share_of_variance() -> None:
         weight = model.patch_embed.proj.weight.zero_()
         weight[0, 0, 0, 0], weight[1, 0, 0, 0] = 3.0, -3.0  # variance 18
         weight[2, 0, 0, 1], weight[3, 0, 0, 1] = 1.0, -1.0  # variance 2
-    assert embedding_filters(model, 1).caption == (
+    assert captioned_filters(model, 1)[1] == (
         "the first 1 of 2 principal components of the 16 filters of the patch embedding, 4×4 pixels each; "
         "they hold 90% of the variance"
     )
-    assert embedding_filters(model).values.shape == (2, 4, 4, 3)
+    assert embedding_filters(model).shape == (2, 4, 4, 3)
     with torch.no_grad():
         weight.fill_(0.5)
     with pytest.raises(InputError, match="because all filters of the patch embedding are the same"):
@@ -93,21 +93,21 @@ def test_kernels_of_a_resnet_are_what_pixels_are_multiplied_with(family: str, fo
     }[family]()
     # The answer to one pixel of one channel, where the whole kernel lies within the image.
     found = embedding_filters(model, 1000)
-    assert found.kind == "kernels" and len(found.values) == len(stem.conv.weight)
+    assert len(found) == len(stem.conv.weight)
     for channel, y, x in [(0, 0, 0), (1, 3, 5), (2, 6, 6)]:
         pixel = torch.zeros(1, 3, 15, 15)
         pixel[0, channel, 1 + y, 1 + x] = 1.0
         answer = stem.conv(pixel)[0, :, 2, 2].detach().numpy()  # stride 2, padding 3: its window begins at 1
-        np.testing.assert_allclose(found.values[:, y, x, channel], answer, atol=1e-5)
+        np.testing.assert_allclose(found[:, y, x, channel], answer, atol=1e-5)
 
 
 def test_kernels_of_cct_are_its_tokenizers() -> None:
     model = make(FAMILIES["cct"])
-    found = embedding_filters(model, 5)
+    found, caption = captioned_filters(model, 5)
     weight = model.tokenizer.conv_layers[0][0].weight.detach()
-    np.testing.assert_array_equal(found.values, weight[:5].permute(0, 2, 3, 1).numpy())
-    assert found.caption == "the first 5 of 16 filters of the tokenizer's first convolution, 3×3 pixels each"
-    assert embedding_filters(model).caption.startswith("the 16 filters of")
+    np.testing.assert_array_equal(found, weight[:5].permute(0, 2, 3, 1).numpy())
+    assert caption == "the first 5 of 16 filters of the tokenizer's first convolution, 3×3 pixels each"
+    assert captioned_filters(model)[1].startswith("the 16 filters of")
     with pytest.raises(InputError, match="count must be at least 1, not 0"):
         embedding_filters(model, 0)
 

@@ -64,10 +64,9 @@ def evaluate(
     if out is not None:
         _check_folder(Path(out), force)
     with join_world(choose_device(device)) as world:
+        # The digest comes first: should a run write others meanwhile, it isn't theirs.
         weights = weight_file(named) if world.is_first else None
-        known = (
-            None if weights is None else digest(weights)
-        )  # before they are read: a run may write others meanwhile
+        known = None if weights is None else digest(weights)
         predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
         _check_model(predictor, named)
         head = Head(named, predictor.class_names)

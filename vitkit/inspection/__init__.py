@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from vitkit.inspection.flow import gradient_rollout as gradient_rollout
     from vitkit.inspection.flow import rollout as rollout
     from vitkit.inspection.tokens import token_colors as token_colors
-    from vitkit.inspection.weights import Filters as Filters
     from vitkit.inspection.weights import embedding_filters as embedding_filters
     from vitkit.inspection.weights import position_similarity as position_similarity
 
 # Each loaded on first use: pictures and pages of arrays need no torch.
 PUBLIC = {
-    "Filters": "weights",
     "attention_distance": "attention",
     "attention_maps": "attention",
     "embedding_filters": "weights",
@@ -31,7 +29,6 @@ PUBLIC = {
 }
 
 __all__ = [
-    "Filters",
     "attention_distance",
     "attention_maps",
     "embedding_filters",

@@ -83,8 +83,8 @@ def gradient_rollout(
     """Return how much each patch flows into the logit of a class: (images, rows, columns).
 
     The rollout of attention times the gradient of that logit, its mean over heads, with negatives set to zero; all else
-    is as in `rollout`. It needs a model that wasn't made in inference mode. The backward pass computes each layer's attention once more and hands down one row of the
-    product, so that one layer's attention at a time is held.
+    is as in `rollout`. The backward pass computes each layer's attention once more and hands down one row of the
+    product, so that one layer's attention at a time is held. A model that was made in inference mode has no gradients.
 
     classes: one for all images, or one for each.
     """

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vitkit.data.drawing import cut_text, fit_tile, load_font
 from vitkit.models.configs import Preprocessing
-
-if TYPE_CHECKING:
-    from vitkit.inspection.weights import Filters
 
 MARGIN, GAP = 20, 6
 LABELS = 26
@@ -84,9 +81,8 @@ def sheet(
     return _framed(content, title, note)
 
 
-def filter_sheet(filters: Filters) -> Image.Image:
-    """Return filters in rows of seven, each on a scale of its own whose grey is zero."""
-    values = filters.values
+def filter_sheet(values: np.ndarray, caption: str) -> Image.Image:
+    """Return filters (filters, height, width, channels) in rows of seven, each on a scale of its own whose grey is zero."""
     rows = -(-len(values) // FILTER_COLUMNS)
     columns = min(FILTER_COLUMNS, len(values))
     step = FILTER + GAP
@@ -95,7 +91,7 @@ def filter_sheet(filters: Filters) -> Image.Image:
         row, column = divmod(number, FILTER_COLUMNS)
         tile = _picture(0.5 + 0.5 * value / max(np.abs(value).max(), np.finfo(np.float32).tiny))
         content.paste(tile.resize((FILTER, FILTER), Image.Resampling.NEAREST), (column * step, row * step))
-    return _framed(content, "Filters over pixels", sentence(filters.caption))
+    return _framed(content, "Filters over pixels", sentence(caption))
 
 
 def similarity_picture(similarity: np.ndarray) -> Image.Image:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -22,22 +19,18 @@ NUM_FILTERS = 28
 "Components in the paper's figure 7."
 
 
-@dataclass(frozen=True)
-class Filters:
-    """Filters over pixels: principal components of a patch embedding, or kernels of a convolution."""
+def embedding_filters(model: Inspected, count: int = NUM_FILTERS) -> np.ndarray:
+    """Return the first filters that the model sees pixels through: float32 (filters, height, width, channels).
 
-    values: np.ndarray  # float32 (count, height, width, channels)
-    kind: Literal["components", "kernels"]
-    caption: str
-
-
-def embedding_filters(model: Inspected, count: int = NUM_FILTERS) -> Filters:
-    """Return the first filters that the model sees pixels through, as many as there are up to `count`.
-
-    Of a patch embedding (ViT, ViT-Lite, CVT) they are the principal components of its filters, each filter a sample;
+    There are up to `count`. Of a patch embedding (ViT, ViT-Lite, CVT) they are the principal components of its filters, each filter a sample;
     a component's sign is free, so its largest weight is made positive. A hybrid, a BiT ResNet or a CCT starts with
     a convolution: they are its own kernels, standardised where the model standardises them.
     """
+    return captioned_filters(model, count)[0]
+
+
+def captioned_filters(model: Inspected, count: int = NUM_FILTERS) -> tuple[np.ndarray, str]:
+    """Return the filters, and what they are."""
     if count < 1:
         raise InputError(f"count must be at least 1, not {count}")
     convolution, owner, is_embedding = _first_convolution(bare(model))
@@ -45,9 +38,7 @@ def embedding_filters(model: Inspected, count: int = NUM_FILTERS) -> Filters:
     size = f"{kernels.shape[1]}×{kernels.shape[2]} pixels"
     if not is_embedding:
         values = kernels[:count].astype(np.float32)
-        return Filters(
-            values, "kernels", f"{_first(len(values), len(kernels))} filters of {owner}, {size} each"
-        )
+        return values, f"{_first(len(values), len(kernels))} filters of {owner}, {size} each"
     components, shares = principal_components(kernels.reshape(len(kernels), -1))
     if not len(components):
         raise Undefined("a picture of filters", f"all filters of {owner} are the same")
@@ -57,7 +48,7 @@ def embedding_filters(model: Inspected, count: int = NUM_FILTERS) -> Filters:
         f"{_first(len(values), len(components))} principal components of the {len(kernels)} filters of {owner}, "
         f"{size} each; they hold {whole:.0%} of the variance"
     )
-    return Filters(values, "components", caption)
+    return values, caption
 
 
 def position_similarity(model: Inspected, layer: int = 0) -> np.ndarray:

@@ -28,7 +28,6 @@ from vitkit.errors import InputError, did_you_mean
 from vitkit.inspection import (
     attention_distance,
     attention_maps,
-    embedding_filters,
     gradient_rollout,
     pictures,
     pooling_map,
@@ -39,6 +38,7 @@ from vitkit.inspection import (
 )
 from vitkit.inspection.asking import Undefined, check_head
 from vitkit.inspection.flow import Flow, Fuse
+from vitkit.inspection.weights import captioned_filters
 from vitkit.models.configs import CompactConfig, HybridConfig, ViTConfig
 from vitkit.predictor import Prediction, Predictor
 
@@ -125,11 +125,9 @@ def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
     """
     if isinstance(images, DataSpec):
         return open_data(images, default="measure", labelled=False)
-    given = (
-        [images]
-        if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable)
-        else list(images)
-    )
+    if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable):
+        images = [images]
+    given = list(images)
     for one in given:
         if not isinstance(one, str | os.PathLike):
             raise InputError(f"an image is given as a {type(one).__name__}; expected paths, or a DATA string")
@@ -171,8 +169,8 @@ def examine_weights(predictor: Predictor) -> Findings:
     found = Findings()
 
     def filters() -> Drawing:
-        values = embedding_filters(predictor)
-        return Drawing("filters", pictures.filter_sheet(values), pictures.sentence(values.caption))
+        values, caption = captioned_filters(predictor)
+        return Drawing("filters", pictures.filter_sheet(values, caption), pictures.sentence(caption))
 
     def positions() -> Drawing:
         image = pictures.similarity_picture(position_similarity(predictor))
@@ -463,9 +461,7 @@ def _sized(picture: Image.Image) -> Image.Image:
 def _names(source: Source, indices: list[int]) -> list[str]:
     """Return where images lie in the folder of all, so that one has the same name however many are drawn."""
     places = [source.where(index) for index in indices]
-    others = [
-        source.where(int(index)) for index in spread(len(source), 1000)
-    ]  # all, unless they are very many
+    others = [source.where(int(index)) for index in spread(len(source), 1000)]  # all, but of very many
     try:
         top = os.path.commonpath([os.path.dirname(os.path.abspath(place)) for place in places + others])
         return [os.path.relpath(place, top) for place in places]

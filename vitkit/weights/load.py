@@ -153,16 +153,19 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
 
 def lies_in(spec: str | Path, folder: Path) -> bool:
     """Say whether a MODEL string names what a folder holds: RUN, RUN@last, NAME@FILE."""
-    found = [_existing(part) for part in (str(spec), *str(spec).split("@", 1))]
-    return any(path.resolve().is_relative_to(folder.resolve()) for path in found if path)
+    return any(path.resolve().is_relative_to(folder.resolve()) for path in _paths_in(spec))
 
 
 def weight_file(spec: str | Path) -> Path | None:
     """Return the file with the weights of a MODEL string that names what is here; None for others."""
-    if not any(_existing(part) for part in (str(spec), *str(spec).split("@", 1))):
-        return None
-    path = find_source(spec).path
+    path = find_source(spec).path if _paths_in(spec) else None
     return None if path is None else _open(path)[0]
+
+
+def _paths_in(spec: str | Path) -> list[Path]:
+    """Return what is there of the paths that a MODEL string may hold: all of it, and both sides of its first @."""
+    found = (_existing(part) for part in (str(spec), *str(spec).split("@", 1)))
+    return [path for path in found if path]
 
 
 def _check_name(name: str) -> None:
@@ -179,10 +182,8 @@ def _absent(text: str) -> InputError:
     """Return the error of a path that isn't there, with what is named nearly so in its folder."""
     parent = Path(text).parent
     folder = _existing(str(parent))
-    names, prefix = (
-        [path.name for path in folder.glob("*")] if folder else [],
-        f"{parent}/".removeprefix("./"),
-    )
+    names = [path.name for path in folder.glob("*")] if folder else []
+    prefix = f"{parent}/".removeprefix("./")
     return InputError(f"no such file or folder: {text}{did_you_mean(Path(text).name, names, prefix)}")
 
 
