@@ -1,4 +1,4 @@
-"""Draws the README's picture: every listed model by parameters and arithmetic, from `vitkit.cost`.
+"""Draws the README's picture: every listed model by parameters and arithmetic, from `vitkit.costs`.
 
 python benchmarks/models_picture.py
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from vitkit.cost import cost_of
+from vitkit.costs import cost_of
 from vitkit.models.names import COMPACTS, HYBRIDS, VITS, list_models, model_config
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "models.png"

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 import yaml
 
+from vitkit import train
 from vitkit.cli.following import Lines
 from vitkit.config import merge
-from vitkit.train import train
-from vitkit.train.describe import device_name
+from vitkit.training.describe import device_name
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "selfsup.json"
 MODEL = {

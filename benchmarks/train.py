@@ -22,13 +22,13 @@ import timm
 import torch
 import torch.nn.functional as F
 
-from vitkit.cost import cost_of
+from vitkit.costs import cost_of
 from vitkit.models import create_model
 from vitkit.models.configs import Preprocessing
 from vitkit.models.names import model_config, other_name
 from vitkit.objectives.supervised import Supervised
-from vitkit.train.estimate import matrix_rate
-from vitkit.train.optimizers import OptimizerConfig, build_optimizer, clip_gradients
+from vitkit.training.estimate import matrix_rate
+from vitkit.training.optimizers import OptimizerConfig, build_optimizer, clip_gradients
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 BATCHES = {"B/16": 256, "L/16": 128, "H/14": 64}

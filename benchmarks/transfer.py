@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from vitkit.evaluate.fewshot import fewshot
-from vitkit.evaluate.knn import knn
-from vitkit.evaluate.probe import probe
-from vitkit.train.build import build
-from vitkit.train.loop import train_step
-from vitkit.train.optimizers import set_learning_rate
+from vitkit.evaluation.fewshot import fewshot
+from vitkit.evaluation.knn import knn
+from vitkit.evaluation.probe import probe
+from vitkit.training.build import build
+from vitkit.training.loop import train_step
+from vitkit.training.optimizers import set_learning_rate
 from vitkit.transfer.finetune import finetune
 from vitkit.transfer.plan import make_plan
 from vitkit.world import World

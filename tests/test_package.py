@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import graphlib
 import re
 import statistics
 import subprocess
@@ -19,44 +18,14 @@ import vitkit
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "vitkit"
 
-# What each part of the package may import of the others, beside errors.
-LAYERS: dict[str, set[str]] = {
-    "config": set(),
-    "files": set(),
-    "kernels": set(),
-    "models": {"config", "kernels"},
-    "cost": {"config", "models"},
-    "weights": {"config", "models", "cost"},
-    "data": {"config", "files", "models", "kernels"},
-    "predictor": {"config", "models", "weights", "data"},
-    "published": {"models", "cost"},
-    "catalog": {"config", "models", "weights", "cost"},
-    "doctor": set(),
-    "world": set(),
-    "objectives": {"config", "models", "data"},
-    "evaluate": {"config", "files", "models", "weights", "data", "predictor", "world", "report"},
-    "train": {
-        *("config", "files", "models", "cost", "weights", "data", "predictor"),
-        *("world", "objectives", "evaluate"),
-    },
-    "inspection": {"models", "data", "predictor"},
-    "report": {
-        "config",
-        "files",
-        "models",
-        "cost",
-        "weights",
-        "data",
-        "predictor",
-        "inspection",
-        "objectives",
-    },
-    "quickstart": {"train"},
-    "transfer": {
-        *("config", "files", "models", "cost", "weights", "data", "predictor"),
-        *("world", "objectives", "evaluate", "train", "report"),
-    },
-}
+# Parts of the package from the bottom up. A part imports only parts that stand before it; stories know nothing of
+# each other: what one needs of another's folder it reads through `runs`.
+CORE = (
+    *("errors", "files", "config", "runs", "world", "kernels", "models", "costs", "published"),
+    *("weights", "catalog", "figures", "data"),
+)
+WORK = ("predictor", "objectives", "evaluation", "inspection", "training")
+STORIES = ("doctor", "quickstart", "transfer", "reports")
 PEERS = {"timm", "transformers"}
 
 
@@ -84,24 +53,22 @@ def source_files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def test_the_layers_run_one_way() -> None:
-    graphlib.TopologicalSorter(LAYERS).prepare()  # raises on a cycle
-
-
 def test_every_part_has_its_layer() -> None:
-    assert parts() - {"cli", "errors"} == LAYERS.keys()
+    assert sorted(parts()) == sorted((*CORE, *WORK, *STORIES, "cli"))
 
 
 @pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_keep_to_the_layers(path: Path) -> None:
     part = part_of(path)
     used = {name.split(".")[1] for name in imports(path) if name.startswith("vitkit.")} & parts()
+    order = (*CORE, *WORK)
     if part == "__main__":
         assert used == {"cli"}
-    elif part not in ("cli", "__init__"):
-        assert used <= LAYERS.get(part, set()) | {part, "errors"}
-    if part != "bench":
-        assert not PEERS & {name.split(".")[0] for name in imports(path)}
+    elif part in order:
+        assert used <= {*order[: order.index(part) + 1]}
+    elif part in STORIES:
+        assert used <= {*order, part}
+    assert not PEERS & {name.split(".")[0] for name in imports(path)}
 
 
 def test_no_module_has_a_name_to_avoid() -> None:
@@ -145,13 +112,15 @@ def test_public_names_are_there() -> None:
 
 
 def test_modules_are_attributes() -> None:
-    code = "import vitkit; print(vitkit.cost.__name__, vitkit.models.names.__name__, 'doctor' in dir(vitkit))"
-    assert run(code).split() == ["vitkit.cost", "vitkit.models.names", "True"]
+    code = (
+        "import vitkit; print(vitkit.costs.__name__, vitkit.models.names.__name__, 'doctor' in dir(vitkit))"
+    )
+    assert run(code).split() == ["vitkit.costs", "vitkit.models.names", "True"]
 
 
 def test_modules_keep_their_names_once_imported() -> None:
-    code = "import vitkit.cost, vitkit.doctor, vitkit; vitkit.create_model; "
-    code += "print(vitkit.cost.cost.__name__, vitkit.doctor.doctor.__name__)"
+    code = "import vitkit.costs, vitkit.doctor, vitkit; vitkit.create_model; "
+    code += "print(vitkit.costs.cost.__name__, vitkit.doctor.doctor.__name__)"
     assert run(code).split() == ["cost", "doctor"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from runpy import run_path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from torchvision.models import ResNet50_Weights
 
 import vitkit
+from tests.training import tiny_runs
 from vitkit import predictor as module
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
@@ -137,9 +137,8 @@ def test_a_run_says_whether_classes_hold_together(
 ) -> None:
     rows = "".join(f"{file.name},{labels if number % 2 else 'b'}\n" for number, file in enumerate(files))
     (tmp_path / "labels.csv").write_text(f"path,label\n{rows}")
-    tiny_runs = run_path(str(Path(__file__).parent / "train" / "tiny_runs.py"))
     data = [f"data.train={tmp_path / 'labels.csv'}:all", "data.evaluate=null", "data.pipeline=resize(8)"]
-    tiny_runs["run_tiny"](tmp_path / "run", *data, "batch_size=4", "duration=2", "data.workers=0", *changes)
+    tiny_runs.run_tiny(tmp_path / "run", *data, "batch_size=4", "duration=2", "data.workers=0", *changes)
     found = load(tmp_path / "run", device="cpu")
     assert (found.class_names, found.several_labels) == (("a", "b"), several)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
+ROOT = Path(__file__).parents[1]
+
 
 @contextmanager
 def started(*commands: list[str], seconds: float = 120) -> Iterator[list[subprocess.Popen[str]]]:
@@ -17,7 +20,8 @@ def started(*commands: list[str], seconds: float = 120) -> Iterator[list[subproc
     processes = [
         subprocess.Popen(
             command,
-            cwd=Path(__file__).parents[1],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

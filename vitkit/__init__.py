@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitkit.costs import cost as cost
     from vitkit.data.open import open_data as open_data
     from vitkit.data.pack import pack as pack
+    from vitkit.data.report import describe_data as describe_data
     from vitkit.errors import InputError as InputError
-    from vitkit.evaluate.fewshot import fewshot as fewshot
-    from vitkit.evaluate.knn import knn as knn
-    from vitkit.evaluate.probe import probe as probe
+    from vitkit.evaluation.fewshot import fewshot as fewshot
+    from vitkit.evaluation.knn import knn as knn
+    from vitkit.evaluation.probe import probe as probe
+    from vitkit.evaluation.run import evaluate as evaluate
     from vitkit.models import create_model as create_model
     from vitkit.models.names import list_models as list_models
     from vitkit.predictor import load as load
     from vitkit.predictor import predict as predict
+    from vitkit.reports.inspection import inspect_model as inspect_model
+    from vitkit.reports.runs import report as report
+    from vitkit.training.run import train as train
     from vitkit.transfer.finetune import finetune as finetune
     from vitkit.transfer.vtab.run import vtab as vtab
     from vitkit.weights.convert import convert as convert
@@ -22,21 +28,27 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names that are also modules (cost, doctor, models) stay modules: vitkit.cost.cost(...).
+# One function for each verb, and what they take and return.
 PUBLIC = {
     "InputError": "vitkit.errors",
     "convert": "vitkit.weights.convert",
+    "cost": "vitkit.costs",
     "create_model": "vitkit.models",
-    "fewshot": "vitkit.evaluate.fewshot",
+    "describe_data": "vitkit.data.report",
+    "evaluate": "vitkit.evaluation.run",
+    "fewshot": "vitkit.evaluation.fewshot",
     "finetune": "vitkit.transfer.finetune",
-    "knn": "vitkit.evaluate.knn",
+    "inspect_model": "vitkit.reports.inspection",
+    "knn": "vitkit.evaluation.knn",
     "list_models": "vitkit.models.names",
     "load": "vitkit.predictor",
     "open_data": "vitkit.data.open",
     "pack": "vitkit.data.pack",
     "predict": "vitkit.predictor",
-    "probe": "vitkit.evaluate.probe",
+    "probe": "vitkit.evaluation.probe",
+    "report": "vitkit.reports.runs",
     "save": "vitkit.weights.convert",
+    "train": "vitkit.training.run",
     "vtab": "vitkit.transfer.vtab.run",
 }
 
@@ -44,9 +56,13 @@ __all__ = [
     "InputError",
     "__version__",
     "convert",
+    "cost",
     "create_model",
+    "describe_data",
+    "evaluate",
     "fewshot",
     "finetune",
+    "inspect_model",
     "knn",
     "list_models",
     "load",
@@ -54,7 +70,9 @@ __all__ = [
     "pack",
     "predict",
     "probe",
+    "report",
     "save",
+    "train",
     "vtab",
 ]
 

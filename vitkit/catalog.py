@@ -6,7 +6,7 @@ import fnmatch
 from contextlib import suppress
 from typing import Any
 
-from vitkit.cost import cost_of
+from vitkit.costs import cost_of
 from vitkit.errors import InputError
 from vitkit.models.names import canonical_name, list_models, model_config, other_name
 from vitkit.weights.public import PUBLIC, PublicWeights

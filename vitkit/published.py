@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from vitkit.cost import cost_of, training_exaflops
+from vitkit.costs import cost_of, training_exaflops
 from vitkit.errors import InputError
 from vitkit.models.names import model_config
 

@@ -6,8 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vitkit.train.log import Listener, Silent
-from vitkit.train.run import train
+from vitkit.training.log import Listener, Silent
+from vitkit.training.run import train
 
 SEEDS = (0, 1, 2)
 # Training data by how much of it is labelled; few labels need more epochs for as many steps.

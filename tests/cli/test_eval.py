@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import vitkit
-from vitkit.evaluate.run import evaluate
+from vitkit.evaluation.run import evaluate
 from vitkit.models.configs import Preprocessing
 
 DATA = "digits:test[:60]"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from vitkit.evaluate.fewshot import fewshot
-from vitkit.evaluate.knn import knn
-from vitkit.evaluate.probe import probe
+from vitkit.evaluation.fewshot import fewshot
+from vitkit.evaluation.knn import knn
+from vitkit.evaluation.probe import probe
 
 COMMON = ("mu/16", "digits:train[:300]", "--image-size", "32", "--device", "cpu")
 SETTINGS: dict[str, Any] = dict(image_size=32, device="cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.cli.runs import duration
-from vitkit.train.runs import RunFolder, list_runs
+from vitkit.runs import RunFolder, list_runs
 
 
 @pytest.fixture(autouse=True)

@@ -9,23 +9,22 @@ import signal
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
 import torch
 
-from vitkit.train.runs import RunFolder, read_config
+from tests.training import tiny_runs
+from vitkit.runs import RunFolder, read_config
 
-TINY = run_path(str(Path(__file__).parents[1] / "train" / "tiny_runs.py"))
 Vit = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e11)
+    monkeypatch.setattr("vitkit.training.estimate.matrix_rate", lambda *_: 1e11)
     monkeypatch.chdir(tmp_path)
-    path: Path = TINY["write_recipe"](tmp_path)
+    path: Path = tiny_runs.write_recipe(tmp_path)
     return path
 
 
@@ -212,7 +211,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown_at(width: int) -> str:
         screen = io.StringIO()
         bar = Bar(Console(file=screen, force_terminal=True, width=width))
-        TINY["run_tiny"](Path(f"runs/bar-{width}"), listener=bar)
+        tiny_runs.run_tiny(Path(f"runs/bar-{width}"), listener=bar)
         bar.stop()
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
 

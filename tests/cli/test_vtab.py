@@ -26,7 +26,7 @@ def finetune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return {"status": "done", "run": options["run"], "accuracy": 0.5, "std": 0.01, "seconds": 1.0}
 
     monkeypatch.setattr("vitkit.transfer.finetune.finetune", run)
-    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e11)
+    monkeypatch.setattr("vitkit.training.estimate.matrix_rate", lambda *_: 1e11)
     monkeypatch.chdir(tmp_path)
     for name in ("dtd", "eurosat"):
         task = TASKS[name]

@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitkit.data import parts, sheet
 from vitkit.data.parts import open_splits, split_names
-from vitkit.data.report import data, look_at
+from vitkit.data.report import describe_data, look_at
 from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec, parse_spec
 from vitkit.errors import InputError
@@ -47,7 +47,7 @@ def photos(tmp_path: Path) -> Path:
 def test_sound_data_is_counted(photos: Path) -> None:
     save(draw(10, 20, 30).convert("L"), photos / "train/dog/10.jpg")
     save(draw(11, 4, 50).convert("P"), photos / "train/dog/11.gif")
-    report = data(str(photos))
+    report = describe_data(str(photos))
     train, test = report["splits"]
     assert (report["data"], report["num_classes"], train["split"], test["split"]) == (
         str(photos),
@@ -81,7 +81,7 @@ def test_balance_is_one_where_classes_are_alike(tmp_path: Path, counts: list[int
     lines = [f"1.png,c{number},test" for number, count in enumerate(counts) for _ in range(count)]
     lines += [f"1.png,c{number},train" for number in range(len(counts))]
     (tmp_path / "t.csv").write_text("image_path,label,split\n" + "\n".join(lines))
-    [test] = data(f"{tmp_path}/t.csv:test")["splits"]
+    [test] = describe_data(f"{tmp_path}/t.csv:test")["splits"]
     assert test["balance"] == pytest.approx(balance, abs=1e-4)
     assert math.copysign(1, test["balance"]) == 1
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_done(photos: Path) -> None
     (photos / "train/cat/0.png").write_bytes((photos / "train/cat/0.png").read_bytes()[:80])
     (photos / "train/dog/text.jpg").write_text("no picture")
     (photos / "test/dog/9.png").write_bytes(b"")
-    train, test = data(str(photos))["splits"]
+    train, test = describe_data(str(photos))["splits"]
     assert [entry["image"] for entry in train["unreadable"]] == [
         f"{photos}/train/cat/0.png",
         f"{photos}/train/dog/text.jpg",
@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_done(photos: Path) -> None
 def test_a_split_of_which_nothing_can_be_read_has_no_sizes(photos: Path) -> None:
     for path in (photos / "test").rglob("*.png"):
         path.write_bytes(b"")
-    test = data(f"{photos}:test")["splits"][0]
+    test = describe_data(f"{photos}:test")["splits"][0]
     assert test["height"] is test["width"] is None and test["modes"] == {}
 
 
@@ -112,7 +112,7 @@ def test_copies_are_found_in_and_across_splits_in_any_file(photos: Path) -> None
     shutil.copy(first, photos / "train/cat/again.png")
     Image.open(first).save(photos / "test/cat/other.bmp")
     Image.open(photos / "train/cat/1.png").save(photos / "test/dog/lossless.webp", lossless=True)
-    found = data(str(photos))["duplicates"]
+    found = describe_data(str(photos))["duplicates"]
     assert found["within"] == {"train": 1, "test": 0}
     assert found["across"] == [{"split": "test", "in": "train", "images": 2}]
     assert found["with_different_classes"] == 1
@@ -138,41 +138,41 @@ def test_one_pixel_more_or_less_is_another_image(png: Callable[[int], bytes]) ->
 def test_a_split_that_is_asked_for_is_compared_with_the_others(photos: Path) -> None:
     Image.open(photos / "train/cat/2.png").save(photos / "test/cat/copy.bmp")
     shutil.copy(photos / "train/cat/3.png", photos / "train/cat/again.png")
-    report = data(f"{photos}:test")
+    report = describe_data(f"{photos}:test")
     assert [part["split"] for part in report["splits"]] == ["test"] and report["compared"] == ["train"]
     assert report["duplicates"]["across"] == [{"split": "test", "in": "train", "images": 1}]
     assert len(report["duplicates"]["groups"]) == 1
-    train = data(f"{photos}:train[:2]")
+    train = describe_data(f"{photos}:train[:2]")
     assert train["splits"][0]["images"] == 2 and train["duplicates"]["across"][0]["images"] == 0
     assert train["duplicates"]["across"][0]["split"] == "test"
-    everything = data(f"{photos}:all")
+    everything = describe_data(f"{photos}:all")
     assert everything["duplicates"]["within"] == {"all": 2} and everything["duplicates"]["across"] == []
 
 
 def test_slices_and_shots_are_of_each_split(photos: Path) -> None:
-    assert [part["images"] for part in data(f"{photos}[:50%]")["splits"]] == [4, 1]
-    assert [part["images"] for part in data(f"{photos}[1shot,seed=3]")["splits"]] == [2, 2]
+    assert [part["images"] for part in describe_data(f"{photos}[:50%]")["splits"]] == [4, 1]
+    assert [part["images"] for part in describe_data(f"{photos}[1shot,seed=3]")["splits"]] == [2, 2]
     with pytest.raises(InputError, match="seed= chooses shots or shuffles a slice, and there is neither"):
-        data(f"{photos}[seed=3]")
+        describe_data(f"{photos}[seed=3]")
 
 
 def test_data_without_a_split_is_looked_at_as_it_will_be_split(tmp_path: Path) -> None:
     for number in range(20):
         save(draw(number), tmp_path / f"a/{number}.png")
     shutil.copy(tmp_path / "a/0.png", tmp_path / "a/copy.png")
-    report = data(str(tmp_path))
+    report = describe_data(str(tmp_path))
     assert [part["images"] for part in report["splits"]] == [17, 2, 2]
     assert all(pair["images"] == 0 for pair in report["duplicates"]["across"])
     assert len(report["duplicates"]["groups"]) == 1
     few = tmp_path / "few"
     save(draw(1), few / "a/1.png")
     save(draw(2), few / "a/2.png")
-    assert [part["split"] for part in data(str(few))["splits"]] == ["train", "test"]
+    assert [part["split"] for part in describe_data(str(few))["splits"]] == ["train", "test"]
 
 
 def test_images_limits_what_is_read_and_says_so(photos: Path) -> None:
     told: list[tuple[int, int]] = []
-    report = data(str(photos), images=3, progress=lambda done, total: told.append((done, total)))
+    report = describe_data(str(photos), images=3, progress=lambda done, total: told.append((done, total)))
     train, test = report["splits"]
     assert (train["images"], train["read"], test["read"]) == (8, 3, 2)
     assert train["classes"] == {"cat": 6, "dog": 2}
@@ -180,9 +180,9 @@ def test_images_limits_what_is_read_and_says_so(photos: Path) -> None:
         f"{photos}: read 3 of the 8 images of train, evenly spread: what can't be read and copies are of these alone"
     )
     assert told == [(number, 5) for number in range(1, 6)]
-    assert report == data(str(photos), images=3)
+    assert report == describe_data(str(photos), images=3)
     with pytest.raises(InputError, match="images is 0; expected 1 or more"):
-        data(str(photos), images=0)
+        describe_data(str(photos), images=0)
 
 
 def test_images_of_another_set_are_found(photos: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_images_of_another_set_are_found(photos: Path, tmp_path: Path) -> None:
     save(draw(3), bench / "train/pets/unasked.png")
     (bench / "test/pets/broken.png").write_bytes(b"")
     save(draw(8), photos / "train/dog/leak.png")
-    found = data(str(photos), against=str(bench))["against"]
+    found = describe_data(str(photos), against=str(bench))["against"]
     assert (found["data"], found["split"]) == (f"{bench}:test", "test")
     assert (found["images"], found["read"], found["found"]) == (4, 3, 2)
     assert found["unreadable"] == [{"image": f"{bench}/test/pets/broken.png", "reason": "it is empty"}]
@@ -204,12 +204,12 @@ def test_images_of_another_set_are_found(photos: Path, tmp_path: Path) -> None:
         ("test", f"{photos}/test/cat/8.png"),
     ]
     assert [member["image"] for member in same["found"]] == [f"{photos}/train/cat/2.png"]
-    assert data(f"{photos}:test", against=f"{bench}:train")["against"]["found"] == 0
-    assert data(f"{photos}:test", against=str(bench))["against"]["found"] == 1
+    assert describe_data(f"{photos}:test", against=f"{bench}:train")["against"]["found"] == 0
+    assert describe_data(f"{photos}:test", against=str(bench))["against"]["found"] == 1
 
 
 def test_pixels_that_are_no_files_have_no_format() -> None:
-    report = data("digits:test")
+    report = describe_data("digits:test")
     [test] = report["splits"]
     assert (test["images"], test["height"]["max"], test["formats"]) == (382, 8, {"array": 382})
     assert report["compared"] == ["train", "val"]
@@ -221,7 +221,7 @@ def test_images_with_several_labels_count_for_each(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
         "image_path,label,split\n0.png,a;b,train\n1.png,b,train\n2.png,,train\n0.png,b,test\n"
     )
-    report = data(f"{tmp_path}/t.csv", out=tmp_path / "sheet.png")
+    report = describe_data(f"{tmp_path}/t.csv", out=tmp_path / "sheet.png")
     train = report["splits"][0]
     assert (train["images"], train["labels"], train["classes"]) == (3, 3, {"a": 1, "b": 2})
     assert (train["several_labels"], train["unlabelled"]) == (True, 1)
@@ -261,10 +261,10 @@ def test_a_split_that_cannot_be_opened_does_not_hide_the_others(photos: Path) ->
     save(draw(20), photos / "test/bird/20.png")
     fault = f"{photos}/test/bird/20.png has class 'bird', which {photos}/train lacks; add it there"
     for spec in (str(photos), f"{photos}:train"):
-        report = data(spec)
+        report = describe_data(spec)
         assert [part["split"] for part in report["splits"]] == ["train"] and report["faults"] == [fault]
     with pytest.raises(InputError, match="has class 'bird'"):
-        data(f"{photos}:test")
+        describe_data(f"{photos}:test")
 
 
 def test_a_split_with_too_few_images_is_left_out(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_split_with_too_few_images_is_left_out(tmp_path: Path) -> None:
 def test_the_sheet_has_a_row_for_each_class(photos: Path, tmp_path: Path) -> None:
     (photos / "train/dog/7.png").write_bytes(b"")
     path = tmp_path / "sheet.png"
-    assert data(str(photos), out=path)["sheet"] == str(path)
+    assert describe_data(str(photos), out=path)["sheet"] == str(path)
     with Image.open(path) as image:
         width = 2 * sheet.MARGIN + sheet.NAMES + sheet.COLUMNS * (sheet.TILE + sheet.GAP) - sheet.GAP
         assert image.format == "PNG" and image.size == (
@@ -320,9 +320,9 @@ def test_a_sheet_that_cannot_be_written_is_told_before_anything_is_read(
     with monkeypatch.context() as patch:
         patch.setattr("vitkit.data.report._read", lambda *_: pytest.fail("images were read"))
         with pytest.raises(InputError, match=message):
-            data(str(photos), out=tmp_path / name)
+            describe_data(str(photos), out=tmp_path / name)
     assert (tmp_path / "there.png").read_bytes() == b"mine"
-    data(str(photos), out=tmp_path / "there.png", force=True)
+    describe_data(str(photos), out=tmp_path / "there.png", force=True)
     assert (tmp_path / "there.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -332,5 +332,5 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "cifar100"
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data/cifar100")
 def test_cifar_100_holds_copies() -> None:
-    found: dict[str, Any] = data(str(SHARED))["duplicates"]
+    found: dict[str, Any] = describe_data(str(SHARED))["duplicates"]
     assert found["across"] == [{"split": "test", "in": "train", "images": 10}]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitkit
+from tests.inspection import tiny_models
 from vitkit.data.images import prepare
 from vitkit.errors import InputError
 from vitkit.inspection import attention_distance, attention_maps, pooling_map, uniform_distance
 from vitkit.models.names import model_config
 from vitkit.models.record import Record
 
-TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
-FAMILIES, make, images_for, steered = TINY["FAMILIES"], TINY["make"], TINY["images_for"], TINY["steered"]
+FAMILIES, make, images_for, steered = (
+    tiny_models.FAMILIES,
+    tiny_models.make,
+    tiny_models.images_for,
+    tiny_models.steered,
+)
 SHARED = Path(__file__).parents[2].parent / "shared"
 WEIGHTS = SHARED / "weights" / "vit_tiny_patch16_224.safetensors"
 PHOTOS = SHARED / "data" / "imagenet" / "samples"

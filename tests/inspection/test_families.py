@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 
 import vitkit
+from tests.inspection import tiny_models
 from vitkit import inspection
 from vitkit.errors import InputError
 from vitkit.inspection.asking import ATTENTION_BYTES, batches
@@ -22,8 +21,7 @@ from vitkit.models.configs import Preprocessing, ViTConfig
 from vitkit.models.record import Record
 from vitkit.predictor import Predictor
 
-TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
-FAMILIES, make, images_for = TINY["FAMILIES"], TINY["make"], TINY["images_for"]
+FAMILIES, make, images_for = tiny_models.FAMILIES, tiny_models.make, tiny_models.images_for
 
 CALLS: dict[str, Callable[[Any, Tensor], Any]] = {
     "embedding_filters": lambda model, images: inspection.embedding_filters(model),
@@ -123,7 +121,7 @@ def test_a_compiled_model_is_asked_itself() -> None:
 @pytest.mark.parametrize("name", ["rollout", "gradient_rollout", "token_colors", "attention_distance"])
 def test_training_mode_is_left_as_it_was_and_drops_nothing(name: str) -> None:
     config = ViTConfig(
-        **TINY["VIT"], dropout=0.5, stochastic_depth=0.5, attention_dropout=0.5, patch_dropout=0.5
+        **tiny_models.VIT, dropout=0.5, stochastic_depth=0.5, attention_dropout=0.5, patch_dropout=0.5
     )
     model = make(config)
     images = images_for(config)

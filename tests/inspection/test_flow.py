@@ -6,8 +6,6 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.inspection.tiny_models import FAMILIES, VIT, images_for, make, steered
 from vitkit.errors import InputError
 from vitkit.inspection import flow as flow_module
 from vitkit.inspection import gradient_rollout, rollout
@@ -26,10 +25,6 @@ from vitkit.models.configs import ViTConfig
 from vitkit.models.layers import attention_weights
 from vitkit.models.record import Record
 
-TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
-FAMILIES, VIT, make, images_for, steered = (
-    TINY[name] for name in ("FAMILIES", "VIT", "make", "images_for", "steered")
-)
 LAYERS = ([[0.8, 0.2], [0.4, 0.6]], [[0.5, 0.5], [0.1, 0.9]])
 # Logits by offset that give these rows: the class token comes first, then the only patch.
 LOGITS = ({-1: math.log(0.2 / 0.8), 1: math.log(0.4 / 0.6)}, {1: math.log(0.1 / 0.9)})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -11,13 +9,11 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
+from tests.inspection.tiny_models import FAMILIES, VIT, images_for, make
 from vitkit.errors import InputError
 from vitkit.inspection import token_colors
 from vitkit.models.configs import ViTConfig
 from vitkit.models.record import Record
-
-TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
-FAMILIES, VIT, make, images_for = (TINY[name] for name in ("FAMILIES", "VIT", "make", "images_for"))
 
 
 @pytest.mark.parametrize("layer", [-1, 0])

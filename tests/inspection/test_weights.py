@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -13,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.inspection import tiny_models
 from vitkit.errors import InputError
 from vitkit.inspection import embedding_filters, position_similarity
 from vitkit.inspection.weights import captioned_filters, principal_components
 from vitkit.models.configs import HybridConfig, ResNetConfig, ViTConfig
 
-TINY = run_path(str(Path(__file__).parent / "tiny_models.py"))
-FAMILIES, VIT, make = TINY["FAMILIES"], TINY["VIT"], TINY["make"]
+FAMILIES, VIT, make = tiny_models.FAMILIES, tiny_models.VIT, tiny_models.make
 
 
 @pytest.mark.parametrize("family", ["token", "vit-lite"])

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from vitkit.cost import cost_of
+from tests.parameter_counts import PARAMETERS
+from vitkit.costs import cost_of
 from vitkit.models import build
 from vitkit.models.configs import HybridConfig, ModelConfig, ViTConfig
 from vitkit.models.names import list_models, model_config
-
-PARAMETERS: dict[str, int] = runpy.run_path(str(Path(__file__).parents[1] / "parameter_counts.py"))[
-    "PARAMETERS"
-]
 
 
 def built_parameters(config: ModelConfig) -> int:

@@ -20,14 +20,14 @@ from PIL import Image
 
 import vitkit
 from vitkit.cli.finetune import print_result
-from vitkit.cost import cost_of
+from vitkit.costs import cost_of
 from vitkit.errors import InputError
-from vitkit.evaluate.features import frozen_features
-from vitkit.evaluate.probe import Probe
-from vitkit.report.folder import read_runs
-from vitkit.train.estimate import SHARE, in_words
-from vitkit.train.log import Silent
-from vitkit.train.runs import read_config, read_metrics
+from vitkit.evaluation.features import frozen_features
+from vitkit.evaluation.probe import Probe
+from vitkit.reports.folder import read_runs
+from vitkit.runs import read_config, read_metrics
+from vitkit.training.estimate import SHARE, in_words
+from vitkit.training.log import Silent
 from vitkit.transfer.finetune import HEAD_ALONE, choose_rate, finetune
 from vitkit.transfer.head import FittedHead, fit_head
 from vitkit.transfer.plan import Part, make_plan
@@ -151,7 +151,7 @@ def test_a_sweep_chooses_on_a_part_of_train_and_then_takes_all_of_it(model: str)
 def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e6)
+    monkeypatch.setattr("vitkit.training.estimate.matrix_rate", lambda *_: 1e6)
     said: list[str] = []
     options: dict[str, Any] = {"sweep": "lr", "seeds": 2, "run": "run", "device": "cpu"}
     changes = [*PAPER, "head_first=true"]

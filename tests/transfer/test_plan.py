@@ -15,8 +15,8 @@ from vitkit.data.spec import as_spec
 from vitkit.errors import InputError
 from vitkit.models.configs import write_size
 from vitkit.models.names import model_config
-from vitkit.train.build import resolve_periods
-from vitkit.train.schedules import build_schedule
+from vitkit.training.build import resolve_periods
+from vitkit.training.schedules import build_schedule
 from vitkit.transfer.plan import Part, cut, make_plan
 from vitkit.transfer.protocols import PAPER, fitting_size, hyper_rule, in_proportion
 

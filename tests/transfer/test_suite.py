@@ -17,8 +17,8 @@ from PIL import Image
 import vitkit
 from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
-from vitkit.evaluate.imagenet import WORDNET_IDS
-from vitkit.evaluate.run import evaluate
+from vitkit.evaluation.imagenet import WORDNET_IDS
+from vitkit.evaluation.run import evaluate
 from vitkit.models.names import model_config
 from vitkit.transfer import suite as module
 from vitkit.transfer.finetune import HEAD_ALONE
@@ -35,7 +35,7 @@ Vit = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e10)
+    monkeypatch.setattr("vitkit.training.estimate.matrix_rate", lambda *_: 1e10)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     vitkit.save(vitkit.create_model("Ti/16", num_classes=3, **TINY), tmp_path / "model")

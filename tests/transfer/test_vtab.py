@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from vitkit.config import from_dict, merge
-from vitkit.cost import cost_of
+from vitkit.costs import cost_of
 from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
-from vitkit.evaluate.features import frozen_features
-from vitkit.evaluate.fewshot import FewShot
+from vitkit.evaluation.features import frozen_features
+from vitkit.evaluation.fewshot import FewShot
 from vitkit.models.configs import Preprocessing
 from vitkit.models.names import model_config
 from vitkit.predictor import load
-from vitkit.train.config import TrainConfig
-from vitkit.train.schedules import build_schedule
+from vitkit.training.config import TrainConfig
+from vitkit.training.schedules import build_schedule
 from vitkit.transfer.config import part_changes
 from vitkit.transfer.head import Told
 from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, in_words, operations_of
@@ -79,7 +79,7 @@ class FakeFinetune:
 
 @pytest.fixture(autouse=True)
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.train.estimate.matrix_rate", lambda *_: 1e11)
+    monkeypatch.setattr("vitkit.training.estimate.matrix_rate", lambda *_: 1e11)
     monkeypatch.chdir(tmp_path)
 
 

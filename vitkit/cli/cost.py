@@ -26,7 +26,7 @@ def cost(
 ) -> None:
     """Count parameters, multiply-adds, FLOPs and training memory: vit cost B/16 --image-size 384"""
     from vitkit.cli.output import print_json
-    from vitkit.cost import cost as count
+    from vitkit.costs import cost as count
     from vitkit.published import table as published
 
     if table:

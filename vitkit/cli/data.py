@@ -35,7 +35,7 @@ def data(
     """
     from vitkit.cli.output import note, print_json
     from vitkit.cli.progress import progress_bar
-    from vitkit.data.report import data as examine
+    from vitkit.data.report import describe_data as examine
 
     with progress_bar("reading") as progress:
         report = examine(spec, against=against, images=images, out=out, force=force, progress=progress)

@@ -55,8 +55,8 @@ def eval(
 
     size = None if image_size is None else parse_size(image_size)
 
-    from vitkit.evaluate.classes import Among
-    from vitkit.evaluate.run import evaluate
+    from vitkit.evaluation.classes import Among
+    from vitkit.evaluation.run import evaluate
 
     # torchrun's processes share one terminal, and the first alone has a bar there.
     with progress_bar("measuring") if os.environ.get("RANK", "0") == "0" else nullcontext() as progress:

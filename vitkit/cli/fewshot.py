@@ -41,7 +41,7 @@ def fewshot(
     numbers, strength = parse_numbers("--shots", shots), _parse_l2(l2)
     size = None if image_size is None else parse_size(image_size)
     from vitkit.cli.progress import progress_bar
-    from vitkit.evaluate.fewshot import fewshot as run_fewshot
+    from vitkit.evaluation.fewshot import fewshot as run_fewshot
 
     with progress_bar("features") as progress:
         result = run_fewshot(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.cli.output import note
 
 if TYPE_CHECKING:
-    from vitkit.train.log import Listener
+    from vitkit.training.log import Listener
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def inspect(
     size = None if image_size is None else parse_size(image_size)
 
     from vitkit.inspection.flow import Fuse
-    from vitkit.report.inspection import inspect_model
+    from vitkit.reports.inspection import inspect_model
 
     with progress_bar("inspecting") as progress:
         result = inspect_model(

@@ -40,7 +40,7 @@ def knn(
     numbers, temperatures = parse_numbers("--k", k), _parse_temperatures(temperature)
     size = None if image_size is None else parse_size(image_size)
     from vitkit.cli.progress import progress_bar
-    from vitkit.evaluate.knn import knn as run_knn
+    from vitkit.evaluation.knn import knn as run_knn
 
     with progress_bar("features") as progress:
         result = run_knn(

@@ -37,7 +37,7 @@ def probe(
     """
     size = None if image_size is None else parse_size(image_size)
     from vitkit.cli.progress import progress_bar
-    from vitkit.evaluate.probe import probe as run_probe
+    from vitkit.evaluation.probe import probe as run_probe
 
     with progress_bar("features") as progress:
         result = run_probe(

@@ -13,7 +13,7 @@ def recipes(
 ) -> None:
     """List the recipes that `vit train` knows, with their published result: vit recipes 'cifar*'"""
     from vitkit.cli.output import print_json, print_table
-    from vitkit.train.recipes import list_recipes
+    from vitkit.training.recipes import list_recipes
 
     found = list_recipes(pattern)
     if json:

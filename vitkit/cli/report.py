@@ -33,7 +33,7 @@ def report(
     """
     from vitkit.cli.output import note, print_json
     from vitkit.cli.progress import progress_bar
-    from vitkit.report.runs import report as run
+    from vitkit.reports.runs import report as run
 
     with progress_bar("inspecting") if inspect else nullcontext() as progress:
         result = run(runs, out=out, inspect=inspect, device=device, force=force, progress=progress)

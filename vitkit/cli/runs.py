@@ -16,7 +16,7 @@ def runs(
     The last updated comes first. An interrupted run goes on with the command that started it.
     """
     from vitkit.cli.output import note, print_json
-    from vitkit.train.runs import list_runs
+    from vitkit.runs import list_runs
 
     rows = list_runs(root)
     if json:

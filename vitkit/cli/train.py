@@ -30,7 +30,7 @@ def train(
     from vitkit.cli.output import print_json
 
     if explain:
-        from vitkit.train.explain import explain as run_explain
+        from vitkit.training.explain import explain as run_explain
 
         document = run_explain(recipe, changes or ())
         if json:
@@ -38,7 +38,7 @@ def train(
         else:
             _print_settings(document)
         return
-    from vitkit.train.run import train as run_train
+    from vitkit.training.run import train as run_train
 
     with follow() as listener:
         result = run_train(recipe, changes or (), run=run, device=device, force=force, listener=listener)

@@ -49,7 +49,7 @@ class Part:
     unreadable: list[Unreadable] = field(default_factory=list)
 
 
-def data(
+def describe_data(
     spec: str | os.PathLike[str] | DataSpec,
     *,
     against: str | os.PathLike[str] | DataSpec | None = None,

@@ -8,10 +8,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitkit.data.decode import decode
-from vitkit.data.drawing import draw_text, fit_tile, load_font, name_class
 from vitkit.data.parts import Unreadable, work_through
 from vitkit.data.sources.source import Picture, Source
 from vitkit.data.splits import counted
+from vitkit.figures.tiles import draw_text, fit_tile, load_font, name_class
 from vitkit.files import written_whole
 
 TILE = 96

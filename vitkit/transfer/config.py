@@ -9,8 +9,8 @@ from typing import Any, Literal
 from vitkit.config import from_dict, merge
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import Size, as_size, write_size
-from vitkit.train.config import TrainConfig
-from vitkit.train.recipes import elsewhere
+from vitkit.training.config import TrainConfig
+from vitkit.training.recipes import elsewhere
 
 # Sections that hold DATA and MODEL, each with a change that is fine.
 SECTIONS = {"data": "data.workers=4", "model": "model.stochastic_depth=0.1"}

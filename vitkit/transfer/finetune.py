@@ -15,15 +15,15 @@ from vitkit.data.open import open_data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
-from vitkit.evaluate.features import mean_and_spread
-from vitkit.evaluate.run import evaluate
+from vitkit.evaluation.features import mean_and_spread
+from vitkit.evaluation.run import evaluate
 from vitkit.files import write_file
 from vitkit.predictor import choose_device
-from vitkit.train.estimate import in_words
-from vitkit.train.log import Listener, Silent
-from vitkit.train.run import train_config
-from vitkit.train.runs import CONFIG, RECORD, ROOT, named_path, read_config, read_record, run_name
-from vitkit.train.stop import listening, obey
+from vitkit.runs import CONFIG, RECORD, ROOT, named_path, read_config, read_record, run_name
+from vitkit.training.estimate import in_words
+from vitkit.training.log import Listener, Silent
+from vitkit.training.run import train_config
+from vitkit.training.stop import listening, obey
 from vitkit.transfer.forecast import seconds_for
 from vitkit.transfer.head import fit_head
 from vitkit.transfer.pace import seconds_per_step

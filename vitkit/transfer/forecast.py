@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from vitkit.cost import cost_of
+from vitkit.costs import cost_of
 from vitkit.models.configs import ModelConfig, Size
-from vitkit.train import estimate
+from vitkit.training import estimate
 
 
 def operations(model: ModelConfig, size: Size, *, trained: int, measured: int) -> float:

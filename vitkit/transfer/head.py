@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from vitkit.data.open import open_data
-from vitkit.evaluate.features import frozen_features
-from vitkit.evaluate.probe import Probe
+from vitkit.evaluation.features import frozen_features
+from vitkit.evaluation.probe import Probe
 from vitkit.models.model import HEAD, Model
 from vitkit.predictor import Predictor, choose_device
-from vitkit.train.build import build_model
-from vitkit.train.config import TrainConfig
-from vitkit.train.log import Listener
-from vitkit.train.stop import obey
+from vitkit.training.build import build_model
+from vitkit.training.config import TrainConfig
+from vitkit.training.log import Listener
+from vitkit.training.stop import obey
 from vitkit.transfer.plan import Part
 from vitkit.weights.convert import save
 

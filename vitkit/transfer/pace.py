@@ -6,10 +6,10 @@ import time
 
 import torch
 
-from vitkit.train.build import build
-from vitkit.train.config import TrainConfig
-from vitkit.train.graphs import WARM
-from vitkit.train.loop import train_step
+from vitkit.training.build import build
+from vitkit.training.config import TrainConfig
+from vitkit.training.graphs import WARM
+from vitkit.training.loop import train_step
 from vitkit.world import World
 
 TRIALS = 2

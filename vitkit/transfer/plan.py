@@ -20,10 +20,10 @@ from vitkit.data.splits import NoSplit, counted, listed
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, as_size, write_size
 from vitkit.predictor import choose_device
-from vitkit.train.build import given_preprocessing, resolve_periods
-from vitkit.train.config import TrainConfig
-from vitkit.train.microbatch import sizes
-from vitkit.train.schedules import build_schedule
+from vitkit.training.build import given_preprocessing, resolve_periods
+from vitkit.training.config import TrainConfig
+from vitkit.training.microbatch import sizes
+from vitkit.training.schedules import build_schedule
 from vitkit.transfer.config import TransferConfig, part_changes
 from vitkit.transfer.forecast import operations
 from vitkit.transfer.protocols import (

@@ -14,14 +14,14 @@ import torch
 from vitkit.data.splits import counted
 from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
-from vitkit.evaluate.features import mean_and_spread
-from vitkit.evaluate.run import evaluate
+from vitkit.evaluation.features import mean_and_spread
+from vitkit.evaluation.run import evaluate
 from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
-from vitkit.train.estimate import in_words
-from vitkit.train.log import Listener, Silent
-from vitkit.train.runs import ROOT, named_path, run_name
+from vitkit.runs import ROOT, named_path, run_name
+from vitkit.training.estimate import in_words
+from vitkit.training.log import Listener, Silent
 from vitkit.transfer.config import part_changes
 from vitkit.transfer.finetune import HEAD_ALONE, finetune
 from vitkit.transfer.forecast import seconds_for

@@ -10,7 +10,7 @@ from vitkit.data.cache import cache_folder
 from vitkit.data.open import open_data
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
-from vitkit.evaluate.real import read_real, validation_numbers
+from vitkit.evaluation.real import read_real, validation_numbers
 from vitkit.transfer.config import part_changes
 from vitkit.transfer.vtab.tasks import Exercise, find_tasks
 

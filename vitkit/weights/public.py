@@ -39,7 +39,7 @@ class PublicWeights:
 
     def size_bytes(self) -> int:
         """The download's size: four bytes a parameter."""
-        from vitkit.cost import cost_of
+        from vitkit.costs import cost_of
 
         config = model_config(self.name, num_classes=self.num_classes, image_size=self.image_size)
         return 4 * cost_of(config).parameters

@@ -11,7 +11,7 @@ from vitkit.data.sources.vtab import UNOFFICIAL
 from vitkit.data.splits import counted
 from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
-from vitkit.report.bars import Bar, bars
+from vitkit.figures.bars import Bar, bars
 from vitkit.transfer.vtab.protocols import in_words
 from vitkit.transfer.vtab.tasks import GROUPS, PUBLISHED, SHAPES, Exercise, Missing, group_means
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.evaluate.features import frozen_features
-from vitkit.evaluate.fewshot import FewShot
+from vitkit.evaluation.features import frozen_features
+from vitkit.evaluation.fewshot import FewShot
 from vitkit.predictor import Predictor
-from vitkit.train.log import Listener
+from vitkit.training.log import Listener
 from vitkit.transfer.head import Told
 from vitkit.transfer.vtab.tasks import Exercise
 

@@ -16,9 +16,9 @@ from vitkit.errors import InputError
 from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
-from vitkit.train.estimate import in_words
-from vitkit.train.log import Listener, Silent
-from vitkit.train.runs import ROOT, named_path, run_name
+from vitkit.runs import ROOT, named_path, run_name
+from vitkit.training.estimate import in_words
+from vitkit.training.log import Listener, Silent
 from vitkit.transfer.forecast import seconds_for
 from vitkit.transfer.vtab.document import describe_task, draw, make_document, protocol_words
 from vitkit.transfer.vtab.protocols import (
@@ -214,7 +214,7 @@ def _learner(
 ) -> tuple[Learn, ModelConfig]:
     """Return what learns one task, and the model's config; one that can't be loaded is an error here, before any task."""
     if settings["protocol"] == FEWSHOT:
-        from vitkit.evaluate.features import load_frozen
+        from vitkit.evaluation.features import load_frozen
         from vitkit.transfer.vtab.frozen import fit_frozen
 
         predictor = load_frozen(model, device, None)

@@ -1,0 +1,140 @@
+"""Pages opened in a real browser: no complaint, every picture there, no sideways scrolling, text as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitkit
+from tests.inspection import tiny_models
+from tests.reports import browser
+from tests.reports.run_folders import write_run
+from vitkit.models.configs import Preprocessing
+from vitkit.reports.inspection import inspect_model
+from vitkit.reports.page import figure
+from vitkit.reports.runs import report
+
+TESTS = Path(__file__).parents[1]
+EVIL = "<script>alert(1)</script>"
+LONG = "a_class_with_one_long_word_" * 8
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not browser.PROGRAM, reason="there is no Chromium here"),
+]
+
+WIDTHS = {"phone": 390, "desktop": 1280}
+# What sticks out of the window and of no box that scrolls by itself.
+STICKING_OUT = """[...document.body.querySelectorAll("*")].filter(node => {
+  if (node.closest(".scroll, pre, svg, details:not([open])")) return false;
+  return node.getBoundingClientRect().right > document.documentElement.clientWidth + 1;
+}).map(node => node.outerHTML.slice(0, 120))"""
+PICTURES = """Promise.all([...document.images].map(image => image.decode().then(
+  () => image.naturalWidth, error => 0)))"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browser.browse(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An inspection, one without attention, and a report, all with names that could do harm."""
+    folder = tmp_path_factory.mktemp("pages")
+    photo = folder / f"{EVIL.replace('/', '')}.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(photo)
+    made = {}
+    run = write_run(folder / "run", name=EVIL)
+    for family, path in (("token", run / "model"), ("bit", folder / "bit")):
+        config = tiny_models.FAMILIES[family]
+        names = [EVIL, LONG, "c", "d", "e"]
+        model = tiny_models.make(config)
+        vitkit.save(model, path, class_names=names, preprocessing=Preprocessing(config.size))
+        result = inspect_model(path, photo, out=folder / f"out-{family}", device="cpu", target=0)
+        made[family] = Path(result["html"])
+    made["report"] = Path(report([run])["html"])
+    return made
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["token", "bit", "report"])
+def test_a_page_is_whole_and_fits(browser: Any, pages: dict[str, Path], name: str, width: str) -> None:
+    browser.open(pages[name], WIDTHS[width], is_phone=width == "phone")
+    sizes = browser.evaluate(PICTURES)
+    assert sizes and min(sizes) > 0
+    assert browser.evaluate("innerWidth") == WIDTHS[width]
+    assert browser.evaluate("document.documentElement.scrollWidth") == WIDTHS[width]
+    assert browser.evaluate(STICKING_OUT) == []
+    assert browser.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") >= 16
+    assert EVIL in browser.evaluate("document.body.innerText")
+    assert browser.evaluate("document.scripts.length") == 0
+    assert browser.complaints == []
+    assert browser.requests == [pages[name].resolve().as_uri()]
+
+
+@pytest.mark.parametrize("name", ["token", "report"])
+def test_letters_of_wide_pictures_stay_large_on_a_phone(
+    browser: Any, pages: dict[str, Path], name: str
+) -> None:
+    """The picture scrolls in a box of its own, and its caption stays."""
+    browser.open(pages[name], WIDTHS["phone"], is_phone=True)
+    figures = browser.evaluate(
+        """[...document.querySelectorAll("figure.wide")].filter(node => !node.closest("details:not([open])"))
+        .map(node => [node.querySelector("img"), node.querySelector(".scroll"), node.querySelector("figcaption")])
+        .map(([image, box, caption]) => [
+            image.naturalWidth, image.clientWidth, box.clientWidth, caption ? caption.getBoundingClientRect().right : 0,
+        ])"""
+    )
+    assert len(figures) == {"token": 4, "report": 1}[name]
+    for natural, shown, box, caption in figures:
+        assert box < WIDTHS["phone"] and caption < WIDTHS["phone"]
+        assert shown >= 0.66 * min(natural, 1440)
+    assert any(shown > box for _, shown, box, _ in figures)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["token", "report"])
+def test_what_scrolls_says_so_on_a_phone(
+    browser: Any, pages: dict[str, Path], name: str, width: str, tmp_path: Path
+) -> None:
+    """And what fits doesn't; there is a picture of each kind."""
+    small = tmp_path / "small.png"
+    Image.new("RGB", (90, 9)).save(small)
+    fits = figure(small.read_bytes(), "small", kind="wide")
+    page = tmp_path / "page.html"
+    page.write_text(pages[name].read_text(encoding="utf-8").replace("</main>", f"{fits}</main>"), "utf-8")
+    browser.open(page, WIDTHS[width], is_phone=width == "phone")
+    figures = browser.evaluate(
+        """[...document.querySelectorAll("figure.wide")].filter(node => !node.closest("details:not([open])"))
+        .map(node => [node.querySelector(".scroll"), getComputedStyle(node, "::before")])
+        .map(([box, sign]) => [
+            box.scrollWidth > box.clientWidth, sign.content.includes("scroll sideways") && parseFloat(sign.height) > 9,
+        ])"""
+    )
+    assert all(scrolls == says for scrolls, says in figures)
+    assert {scrolls for scrolls, _ in figures} == ({True, False} if width == "phone" else {False})
+
+
+def test_a_fault_is_seen(browser: Any, tmp_path: Path) -> None:
+    """What the test above asserts can fail: a page with a script, a lost picture and a wide box is told."""
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<!DOCTYPE html><meta name=viewport content='width=device-width'><link rel=icon href='data:,'>"
+        "<img src='lost.png'><div style='width:900px'>wide</div><script>console.error('no'); missing()</script>"
+    )
+    browser.open(page, 375, is_phone=True)
+    assert browser.evaluate(PICTURES) == [0]
+    assert browser.evaluate("document.documentElement.scrollWidth") > 375
+    assert browser.evaluate(STICKING_OUT)
+    assert browser.evaluate("document.scripts.length") == 1
+    complaints = " ".join(browser.complaints)
+    assert (
+        "missing is not defined" in complaints and "ERR_FILE_NOT_FOUND" in complaints and '"no"' in complaints
+    )

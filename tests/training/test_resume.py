@@ -1,0 +1,376 @@
+"""A run that was stopped or killed anywhere ends as if it had not been: every bit but timings."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.training import tiny_runs
+from vitkit import train
+from vitkit.errors import InputError
+from vitkit.runs import RunFolder, read_config, read_metrics, read_record
+from vitkit.weights.load import load_model
+
+HERE = Path(__file__).parent
+RANDOM = ["model.dropout=0.1", "model.stochastic_depth=0.2"]
+SETTINGS: dict[str, list[str]] = {
+    "adamw": [*RANDOM, "micro_batch=8"],
+    "adam": ["optimizer.name=adam", "average=null", "data.mix_until=50%"],
+    "sgd": [*RANDOM, "optimizer.name=sgd", "optimizer.momentum_dtype=bfloat16"],
+    "plain sgd": ["optimizer.name=sgd", "optimizer.weight_decay=0", "optimizer.freeze=[blocks.0.*]"],
+    "adafactor": [*RANDOM, "optimizer.name=adafactor", "optimizer.layer_decay=0.8", "select=last"],
+}
+
+
+def raising(number: signal.Signals, step: int) -> dict[int, object]:
+    return {step: lambda: signal.raise_signal(number)}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_stopped_and_resumed_equals_straight_through(name: str, tmp_path: Path) -> None:
+    """Stopped between lines and checkpoints, on a measured step, and on one that is saved anyway."""
+    changes, one, other = SETTINGS[name], tmp_path / "straight", tmp_path / "stopped"
+    assert tiny_runs.run_tiny(one, *changes)["status"] == "done"
+    for number, step in ((signal.SIGTERM, 3), (signal.SIGINT, 6), (signal.SIGTERM, 8)):
+        answer = tiny_runs.run_tiny(other, *changes, at=raising(number, step))
+        assert (answer["status"], answer["step"], answer["model"] is None) == (
+            "stopped",
+            step,
+            step < 6 and name != "adafactor",  # which keeps the last weights, not the best measured
+        )
+        assert read_record(other)["status"] == "stopped"
+        assert load_model(f"{other}@last")
+    listener = tiny_runs.Listener()
+    assert tiny_runs.run_tiny(other, *changes, listener=listener)["status"] == "done"
+    assert listener.steps == [9, 10, 11, 12]
+    assert tiny_runs.differences(one, other) == []
+
+
+def test_a_signal_in_the_last_step_ends_the_run_as_done(tmp_path: Path) -> None:
+    assert tiny_runs.run_tiny(tmp_path / "run", at=raising(signal.SIGTERM, 12))["status"] == "done"
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_runs.run_tiny(tmp_path / "run", at={6: interrupt})
+    assert signal.getsignal(signal.SIGINT) is before
+    assert read_record(tmp_path / "run")["status"] == "stopped"
+    listener = tiny_runs.Listener()
+    tiny_runs.run_tiny(tmp_path / "run", listener=listener)
+    assert listener.steps[0] == 5
+
+
+def test_the_seed_is_all_there_is_to_chance(tmp_path: Path) -> None:
+    for name, changes in {"one": [], "same": [], "other": ["seed=1"]}.items():
+        torch.manual_seed(random.randrange(1000))
+        tiny_runs.run_tiny(tmp_path / name, *RANDOM, *changes)
+    assert tiny_runs.differences(tmp_path / "one", tmp_path / "same") == []
+    assert "metrics.jsonl" in tiny_runs.differences(tmp_path / "one", tmp_path / "other")
+
+
+def test_every_comparison_can_fail(tmp_path: Path) -> None:
+    """What the tests above compare does differ between runs that are hardly different."""
+    tiny_runs.run_tiny(tmp_path / "one")
+    tiny_runs.run_tiny(tmp_path / "other", "optimizer.learning_rate=0.003001")
+    found = tiny_runs.differences(tmp_path / "one", tmp_path / "other")
+    for name in (
+        "metrics.jsonl",
+        "model/model.safetensors",
+        "average.head.weight",
+        "objective.model.head.bias",
+    ):
+        assert name in found
+    assert any(name.startswith("optimizer.") for name in found)
+
+
+def test_killed_anywhere_equals_straight_through(tmp_path: Path) -> None:
+    """A process that kills its children with SIGKILL at random moments, most of them while they save."""
+    subprocess.run([sys.executable, __file__, str(tmp_path)], cwd=HERE.parents[1], check=True, timeout=200)
+    assert len(json.loads((tmp_path / "kills.json").read_text())) == 3
+    assert tiny_runs.differences(tmp_path / "straight", tmp_path / "killed") == []
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_of_processes_saves(tmp_path: Path, sent: signal.Signals) -> None:
+    """A terminal and a scheduler signal the data workers too; the run saves and ends with 130 all the same."""
+    recipe, run = tiny_runs.write_recipe(tmp_path), tmp_path / "run"
+    changes = [
+        "data.train=shapes:train[:256,size=8]",
+        "data.evaluate=null",
+        "data.pipeline=resize(8)|mixup(0.2)",
+    ]
+    changes += ["data.workers=2", "duration=100000", "log_every=20", "checkpoint_every=10000"]
+    command = [
+        sys.executable,
+        "-m",
+        "vitkit",
+        "train",
+        str(recipe),
+        *changes,
+        "--run",
+        str(run),
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=HERE.parents[1],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        patience = time.monotonic() + 60
+        while not (run / "metrics.jsonl").exists():
+            assert process.poll() is None and time.monotonic() < patience
+            time.sleep(0.05)
+        os.killpg(process.pid, sent)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert read_record(run)["status"] == "stopped"
+    assert (run / "checkpoints" / f"{read_record(run)['step']:08d}").is_dir()
+
+
+def test_a_broken_checkpoint_is_warned_of_and_the_one_before_it_taken(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path / "straight")
+    tiny_runs.run_tiny(tmp_path / "run", at=raising(signal.SIGTERM, 10))
+    for file in (tmp_path / "run/checkpoints/00000010").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    listener = tiny_runs.Listener()
+    tiny_runs.run_tiny(tmp_path / "run", listener=listener)
+    [warning] = [note for note in listener.notes if "broken" in note]
+    assert "00000010 is broken: __0_0.distcp has another checksum; trying the one before it" in warning
+    assert listener.started == 8
+    assert tiny_runs.differences(tmp_path / "straight", tmp_path / "run") == []
+
+
+def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
+    tiny_runs.run_tiny(tmp_path / "run", at=raising(signal.SIGTERM, 3))
+    (tmp_path / "run/checkpoints/00000003/manifest.json").unlink()
+    with pytest.raises(InputError, match="no checkpoint in .* is whole; restore one"):
+        tiny_runs.run_tiny(tmp_path / "run")
+    assert read_record(tmp_path / "run")["status"] == "failed"
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tiny_runs.run_tiny(run)
+    expected = tiny_runs.lines(run)
+    shutil.rmtree(run / "checkpoints/00000012")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 13, "lo')  # a kill in the middle of a line
+    seen = []
+
+    class Watching(tiny_runs.Listener):  # type: ignore[misc]
+        def start(self, step: int, total: int) -> None:
+            seen.extend([step, total, max(line["step"] for line in read_metrics(run))])
+
+    tiny_runs.run_tiny(run, listener=Watching())
+    assert seen == [8, 12, 6]
+    assert tiny_runs.lines(run) == expected
+
+
+def test_seconds_add_up_over_parts(tmp_path: Path) -> None:
+    wait = {2: lambda: time.sleep(0.3), 3: lambda: signal.raise_signal(signal.SIGTERM)}
+    first = tiny_runs.run_tiny(tmp_path / "run", at=wait)["seconds"]
+    assert first >= 0.3
+    assert tiny_runs.run_tiny(tmp_path / "run")["seconds"] > first
+    seconds = [line["seconds"] for line in read_metrics(tmp_path / "run")]
+    assert seconds == sorted(seconds) and seconds[0] > 0.3
+
+
+def test_a_run_folder_resumes_itself_and_takes_no_settings(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tiny_runs.run_tiny(run, at=raising(signal.SIGTERM, 5))
+    with pytest.raises(InputError, match="a run goes on with its own settings, not with seed=1; "):
+        train(run, ["seed=1"])
+    with pytest.raises(InputError, match="is a run and goes on where it is: leave out --run other"):
+        train(run, run="other")
+    listener = tiny_runs.Listener()
+    assert train(run, device="cpu", listener=listener)["status"] == "done"
+    assert listener.steps[0] == 6
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tiny_runs.run_tiny(run)
+    before = tiny_runs.model_files(run), tiny_runs.lines(run)
+    listener = tiny_runs.Listener()
+    assert tiny_runs.run_tiny(run, listener=listener)["status"] == "done"
+    assert (listener.started, listener.steps) == (12, [])
+    assert (tiny_runs.model_files(run), tiny_runs.lines(run)) == before
+
+
+def test_force_begins_anew_but_not_in_a_run_at_work(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tiny_runs.run_tiny(run, "duration=4")
+    with pytest.raises(InputError, match="holds a run with other settings: duration is 4 there, 12 here"):
+        tiny_runs.run_tiny(run)
+    with closing(RunFolder(run, read_config(run))):
+        for force in (False, True):
+            with pytest.raises(InputError, match="is in use"):
+                tiny_runs.run_tiny(run, "duration=4", force=force)
+    assert (run / "model").is_dir()
+    before = tiny_runs.model_files(run)
+    with pytest.raises(InputError, match="no such file"):
+        tiny_runs.run_tiny(run, "data.train=./nowhere", force=True)
+    for start in (run, f"{run}@last", run / "model"):
+        with pytest.raises(InputError, match="run holds .*, where the training starts: name another run"):
+            tiny_runs.run_tiny(run, f"model={{name: {start}}}", force=True)
+    assert tiny_runs.model_files(run) == before  # a run that can't begin doesn't remove the one that is there
+    assert read_record(run)["status"] == "done"
+    assert tiny_runs.run_tiny(run, force=True)["step"] == 12
+    assert read_config(run)["duration"] == 12
+
+
+def test_a_run_that_met_an_unreadable_image_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to do with such images changes nothing of what was trained: neither the run's name nor its steps."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(20):
+        path = tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(path)
+    bad, stop = tmp_path / "photos/train/a/6.png", {4: lambda: signal.raise_signal(signal.SIGTERM)}
+    recipe = tiny_runs.write_recipe(tmp_path)
+    data = ["data.train=./photos:train", "data.evaluate=null", "data.pipeline=resize(8)", "data.workers=0"]
+    run = train(recipe, data, device="cpu", listener=tiny_runs.Listener(stop))["run"]
+    bad.write_bytes(b"no image")
+    with pytest.raises(InputError, match="6.png.*data.bad_images=skip"):
+        train(recipe, data, device="cpu")
+    with pytest.warns(UserWarning, match="left out ./photos/train/a/6.png"):
+        found = train(recipe, [*data, "data.bad_images=skip"], device="cpu")
+    assert (found["run"], found["status"], found["step"]) == (run, "done", 12)
+    assert [entry["image"] for entry in found["unreadable"]] == ["./photos/train/a/6.png"]
+    assert read_config(run)["data"]["bad_images"] == "skip"
+    train(recipe, data, device="cpu")  # which is done already, as it was trained
+    assert read_config(run)["data"]["bad_images"] == "skip"
+
+
+def test_settings_that_change_nothing_trained_may_change_on_the_way(tmp_path: Path) -> None:
+    run, stop = tmp_path / "run", {6: lambda: signal.raise_signal(signal.SIGTERM)}
+    tiny_runs.run_tiny(run, at=stop)
+    with pytest.raises(InputError, match="a run goes on with its own settings, not with seed=1"):
+        train(run, ["log_every=2", "seed=1"], device="cpu")
+    assert train(run, ["log_every=2"], device="cpu")["status"] == "done"
+    assert read_config(run)["log_every"] == 2
+    steps = [line["step"] for line in read_metrics(run) if "loss" in line]
+    assert steps == [5, 8, 10, 12]
+    tiny_runs.run_tiny(tmp_path / "straight")
+    assert tiny_runs.model_files(tmp_path / "straight") == tiny_runs.model_files(run)
+
+
+def test_force_removes_nothing_but_runs(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    for name in ("config.yaml", "thesis.py"):
+        (tmp_path / "project" / name).write_text("a: 1")
+    with pytest.raises(
+        InputError, match="has a config.yaml and no run.json: it is no run, and stays; name another"
+    ):
+        tiny_runs.run_tiny(tmp_path / "project", force=True)
+    assert (tmp_path / "project" / "thesis.py").exists()
+
+
+def test_a_run_of_an_older_version_goes_on_without_settings_that_have_come_since(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stop = {6: lambda: signal.raise_signal(signal.SIGTERM)}
+    assert tiny_runs.run_tiny(run, at=stop)["status"] == "stopped"
+    config = (run / "config.yaml").read_text()
+    older = re.sub(r"frozen:\n(  .*\n)+", "", config)
+    assert older != config
+    (run / "config.yaml").write_text(older)
+    assert train(run, device="cpu")["status"] == "done"
+
+
+def test_the_best_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tiny_runs.run_tiny(run, at={8: lambda: signal.raise_signal(signal.SIGTERM)})
+    record = json.loads((run / "run.json").read_text())
+    measured = {
+        line["step"]: line["test_ema/accuracy"]
+        for line in tiny_runs.lines(run)
+        if "test_ema/accuracy" in line
+    }
+    assert record["best"]["step"] in measured
+    (run / "run.json").write_text(
+        json.dumps({**record, "best": {**record["best"], "value": 0.99, "step": 11}})
+    )
+    result = tiny_runs.run_tiny(run)
+    lines = {
+        line["step"]: line["test_ema/accuracy"]
+        for line in tiny_runs.lines(run)
+        if "test_ema/accuracy" in line
+    }
+    assert result["best"]["value"] == max(lines.values()) < 0.99
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tiny_runs.run_tiny(run, at={6: lambda: signal.raise_signal(signal.SIGTERM)})
+    (run / ".model.abcd").mkdir()
+    (run / ".run.json.1234.part").write_text("{")
+    tiny_runs.run_tiny(run)
+    assert [entry.name for entry in run.glob(".*") if entry.name != ".lock"] == []
+
+
+def main(folder: Path) -> None:
+    """Train straight through, and once more with kills; children are forked before torch has any threads."""
+    changes = [*RANDOM, "micro_batch=8", "duration=16", "checkpoint_every=2", "evaluate_every=7"]
+
+    def start(name: str) -> int:
+        child = os.fork()
+        if child:
+            return child
+        try:
+            torch.set_num_threads(1)
+            tiny_runs.run_tiny(folder / name, *changes)
+            os._exit(0)
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+
+    def newest() -> list[str]:
+        return sorted(path.name for path in (folder / "killed" / "checkpoints").glob("[0-9]*"))[-1:]
+
+    kills, moment = [], random.Random(0)
+    assert os.waitpid(start("straight"), 0)[1] == 0
+    for _ in range(3):
+        before, child = newest(), start("killed")
+        while newest() == before:
+            assert os.waitpid(child, os.WNOHANG) == (0, 0), "the run ended before it was killed"
+            time.sleep(0.001)
+        time.sleep(moment.uniform(0, 0.08))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the run ended before it was killed"
+        kills.append(newest())
+    assert os.waitpid(start("killed"), 0)[1] == 0
+    (folder / "kills.json").write_text(json.dumps(kills))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,206 @@
+"""Nearest neighbours: an image gets the class of the images whose features point its way, the nearer the more votes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.base import BaseEstimator, ClassifierMixin
+from torch import Tensor
+
+from vitkit.data.sources.source import Source
+from vitkit.errors import InputError
+from vitkit.evaluation.features import (
+    FrozenEvaluator,
+    Progress,
+    check_classes,
+    check_rows,
+    describe,
+    load_frozen,
+    open_pair,
+    source_features,
+)
+from vitkit.models.configs import Preprocessing, Size
+from vitkit.world import World
+
+K, TEMPERATURE = 20, 0.07
+
+
+class KNN(ClassifierMixin, BaseEstimator):
+    """The k images of the greatest cosine similarity vote for their classes with exp(similarity / temperature).
+
+    device: where similarities are computed; block_size: images of either side taken at once, which bounds memory.
+    Of equal similarities the first image counts, of equal votes the first class. Learned: classes_.
+    """
+
+    def __init__(
+        self, k: int = K, temperature: float = TEMPERATURE, device: str = "cpu", block_size: int = 4096
+    ) -> None:
+        self.k = k
+        self.temperature = temperature
+        self.device = device
+        self.block_size = block_size
+
+    def fit(self, x: Any, y: Any) -> KNN:
+        """Keep the images to compare with, not copied; x is (images, width), y holds their classes."""
+        self._x = check_rows(x, y)
+        _check([self.k], [self.temperature], len(self._x))
+        self.classes_, labels = check_classes(y)
+        self._labels = torch.from_numpy(labels)
+        self._dtype = np.float64 if self._x.dtype == np.float64 and self.device != "mps" else np.float32
+        self.n_features_in_ = self._x.shape[1]
+        return self
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        """Return each class's share of the votes: (images, classes)."""
+        parts = [self.vote(*near, self.k, self.temperature) for near in self.nearest(x, self.k)]
+        return np.concatenate(parts)
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Return the class with the most votes."""
+        votes = (self.vote(*near, self.k, self.temperature) for near in self.nearest(x, self.k))
+        return np.concatenate([self.classes_[part.argmax(1)] for part in votes])
+
+    def accuracies(
+        self, x: Any, y: Any, ks: Sequence[int], temperatures: Sequence[float]
+    ) -> dict[tuple[int, float], float]:
+        """Return the accuracy for each k and temperature; neighbours are searched once."""
+        _check(ks, temperatures, len(self._x))
+        x, y = check_rows(x, y, self.n_features_in_), np.asarray(y)
+        right = {(k, temperature): 0 for k in ks for temperature in temperatures}
+        start = 0
+        for near in self.nearest(x, max(ks)):
+            stop = start + len(near[0])
+            for k, temperature in right:
+                answers = self.classes_[self.vote(*near, k, temperature).argmax(1)]
+                right[k, temperature] += int(np.count_nonzero(answers == y[start:stop]))
+            start = stop
+        return {setting: count / len(x) for setting, count in right.items()}
+
+    def nearest(self, x: Any, k: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield similarities and numbers of the k nearest images, block by block: both (images, k), nearest first."""
+        x = check_rows(x, width=self.n_features_in_)
+        for block in self._unit_blocks(x):
+            similarities = torch.empty(len(block), 0, dtype=block.dtype, device=block.device)
+            numbers = torch.empty(len(block), 0, dtype=torch.int64, device=block.device)
+            first = 0
+            for others in self._unit_blocks(self._x):
+                values, places = _greatest(block @ others.T, k)
+                values = torch.cat((similarities, values), 1)
+                values, order = values.sort(dim=1, descending=True, stable=True)
+                numbers = torch.cat((numbers, places + first), 1).gather(1, order)[:, :k]
+                similarities, first = values[:, :k], first + len(others)
+            yield similarities.cpu().double(), numbers.cpu()
+
+    def vote(self, similarities: Tensor, numbers: Tensor, k: int, temperature: float) -> np.ndarray:
+        """Return each class's share of the votes of the first k neighbours, on the CPU: sums there keep their order."""
+        labels, near = self._labels[numbers[:, :k]], similarities[:, :k]
+        weights = ((near - near[:, :1]) / temperature).exp()
+        votes = torch.zeros(len(near), len(self.classes_), dtype=torch.float64).scatter_add_(
+            1, labels, weights
+        )
+        return (votes / votes.sum(1, keepdim=True)).numpy()
+
+    def _unit_blocks(self, x: np.ndarray) -> Iterator[Tensor]:
+        for start in range(0, len(x), self.block_size):
+            block = torch.from_numpy(np.array(x[start : start + self.block_size], self._dtype))
+            if not block.isfinite().all():
+                raise InputError("features are not finite")
+            yield F.normalize(block.to(self.device), dim=1)
+
+
+def _greatest(similarities: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k greatest of each row with their places, of equal ones the first, in falling order."""
+    k = min(k, similarities.shape[1])
+    values, places = similarities.topk(k, dim=1)
+    # topk takes any of several equal values: where some are left out, the row is sorted.
+    crowded = (similarities >= values[:, -1:]).sum(1) > k
+    if crowded.any():
+        ordered, order = similarities[crowded].sort(dim=1, descending=True, stable=True)
+        values[crowded], places[crowded] = ordered[:, :k], order[:, :k]
+    places, order = places.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, places.gather(1, order)
+
+
+def knn(
+    model: str,
+    data: str,
+    *,
+    k: int | Sequence[int] = K,
+    temperature: float | Sequence[float] = TEMPERATURE,
+    evaluate: str | None = None,
+    device: str = "auto",
+    batch_size: int = 64,
+    image_size: Size | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Return what `vit knn --json` prints: the accuracy of nearest neighbours, for each k and temperature.
+
+    evaluate: DATA to measure on; left open, the source's test split, else val.
+    """
+    began = time.perf_counter()
+    ks = [k] if isinstance(k, int) else list(k)
+    temperatures = [temperature] if isinstance(temperature, int | float) else list(temperature)
+    pair = open_pair(data, evaluate)
+    _check(ks, temperatures, len(pair.train))
+    predictor = load_frozen(model, device, image_size)
+    train, test = (
+        source_features(predictor, source, batch_size=batch_size, progress=progress)
+        for source in (pair.train, pair.test)
+    )
+    neighbours = KNN(device=predictor.device.type, k=ks[0]).fit(train.x, train.labels)
+    found = neighbours.accuracies(test.x, test.labels, ks, temperatures)
+    return {
+        **describe(model, predictor, pair),
+        "protocol": (
+            "cosine similarity to every image of train; the k nearest vote with exp(similarity / temperature)"
+        ),
+        "results": [
+            {"k": number, "temperature": float(heat), "accuracy": accuracy}
+            for (number, heat), accuracy in found.items()
+        ],
+        "notes": list(dict.fromkeys((*predictor.notes, *train.notes, *test.notes))),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+class KNNEvaluator(FrozenEvaluator):
+    """Accuracy of nearest neighbours of a model while it trains."""
+
+    def __init__(
+        self,
+        train_source: Source,
+        test_source: Source,
+        preprocessing: Preprocessing,
+        *,
+        k: int = K,
+        temperature: float = TEMPERATURE,
+        world: World,
+        batch_size: int = 64,
+        workers: int | None = None,
+    ) -> None:
+        _check([k], [temperature], len(train_source))
+        self.name, self.k, self.temperature = f"knn_{k}", k, temperature
+        super().__init__(
+            train_source, test_source, preprocessing, world=world, batch_size=batch_size, workers=workers
+        )
+
+    def measure(self, x: np.ndarray, x_test: np.ndarray) -> float:
+        neighbours = KNN(self.k, self.temperature, str(self.world.device)).fit(x, self.train.labels)
+        return float(np.mean(neighbours.predict(x_test) == self.test.labels))
+
+
+def _check(ks: Sequence[int], temperatures: Sequence[float], count: int) -> None:
+    if not ks or not all(1 <= k <= count for k in ks):
+        raise InputError(
+            f"k is {', '.join(map(str, ks)) or 'none'}; expected 1 to {count:,}, the images to compare with"
+        )
+    if not temperatures or not all(0 < temperature < math.inf for temperature in temperatures):
+        words = ", ".join(map(str, temperatures)) or "none"
+        raise InputError(f"temperature is {words}; expected a number above 0")

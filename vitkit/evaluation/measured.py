@@ -1,0 +1,226 @@
+"""What a model answered to every image of a source, and the numbers and pictures that follow from it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitkit.data.decode import decode
+from vitkit.data.parts import Unreadable, work_through
+from vitkit.data.sources.source import Picture, Source
+from vitkit.errors import InputError
+from vitkit.evaluation.classification import Classification
+from vitkit.evaluation.metrics import (
+    Answers,
+    average_precision,
+    binary_losses,
+    calibration_error,
+    class_scores,
+    confusion_matrix,
+    read_answers,
+)
+from vitkit.figures.mistakes import OTHERS, Tile, confusion_picture, mistake_sheet
+from vitkit.figures.tiles import name_class
+from vitkit.files import written_whole
+from vitkit.models.configs import Preprocessing
+from vitkit.models.model import Model
+from vitkit.world import World
+
+CONFUSION, MISTAKES = "confusion.png", "mistakes.png"
+MOST_MISTAKES = 24
+TOP = 5
+
+
+class Measured:
+    """Logits of every image beside its labels.
+
+    logits: float32 (images, answers), finite.
+    labels: int64 (images,), or bool (images, answers) where an image may have several.
+    class_names: names of the classes.
+    answer_names: names of the answers, where they are others than the classes.
+    members: which answers are right for a class, bool (classes, answers); without it each class is one answer.
+    """
+
+    def __init__(
+        self,
+        logits: np.ndarray,
+        source: Source,
+        *,
+        labels: np.ndarray | None = None,
+        class_names: Sequence[str] | None = None,
+        answer_names: Sequence[str] | None = None,
+        members: np.ndarray | None = None,
+    ) -> None:
+        self.logits, self.source = logits, source
+        self.labels = source.labels if labels is None else labels
+        self.class_names = tuple(source.class_names if class_names is None else class_names)
+        self.answer_names = tuple(self.class_names if answer_names is None else answer_names)
+        self.members = np.eye(len(self.class_names), dtype=bool) if members is None else members
+
+    @property
+    def has_several_labels(self) -> bool:
+        return self.labels.ndim == 2
+
+    @cached_property
+    def answers(self) -> Answers:
+        """Each image's likeliest answer, its probability, and what the right one got."""
+        return read_answers(self.logits, self.labels, self.members)
+
+    @property
+    def is_right(self) -> np.ndarray:
+        """Whether an image's likeliest answer is right, bool (images,)."""
+        return self.answers.ranks == 0
+
+    @cached_property
+    def predictions(self) -> np.ndarray:
+        """The class of each image's likeliest answer, int64 (images,); len(class_names) where it is none of them."""
+        owner = np.where(self.members.any(0), self.members.argmax(0), len(self.class_names))
+        # An answer may be right for several classes: it then counts for the image's own.
+        return np.where(self.is_right, self.labels, owner[self.answers.predicted])
+
+    @cached_property
+    def matrix(self) -> np.ndarray:
+        """Images of each class (rows) by the class they were taken for, int64 (classes, classes + 1): last, others."""
+        classes = len(self.class_names)
+        return confusion_matrix(self.labels, self.predictions, classes, classes + 1)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return all that is measured as plain values: ratios 0 to 1, None for what is undefined.
+
+        Means over classes, and the lists by class, are of the classes with images.
+        """
+        return self._several() if self.has_several_labels else self._single()
+
+    def _single(self) -> dict[str, Any]:
+        scores, has_images = class_scores(self.matrix), self.matrix.any(1)
+        rows = [
+            {
+                "class": self.class_names[number],
+                "images": int(self.matrix[number].sum()),
+                "recall": float(scores.recall[number]),
+                "precision": None
+                if math.isnan(scores.precision[number])
+                else float(scores.precision[number]),
+                "f1": float(scores.f1[number]),
+            }
+            for number in np.flatnonzero(has_images).tolist()
+        ]
+        is_ranked = self.logits.shape[1] > TOP
+        return {
+            "accuracy": float(self.is_right.mean()),
+            "top_5_accuracy": float((self.answers.ranks < TOP).mean()) if is_ranked else None,
+            "loss": float(self.answers.losses.mean()),
+            "balanced_accuracy": float(scores.recall[has_images].mean()),
+            "macro_f1": float(scores.f1[has_images].mean()),
+            "calibration_error": calibration_error(self.answers.confidence, self.is_right),
+            "per_class": rows,
+            "confusion": self._confusion(),
+        }
+
+    def _confusion(self) -> dict[str, dict[str, int]]:
+        """Return class -> what it was taken for -> images, the most frequent first, without zeros."""
+        names = [*self.class_names, OTHERS]
+        found: dict[str, dict[str, int]] = {}
+        for number in np.flatnonzero(self.matrix.any(1)).tolist():
+            row = self.matrix[number]
+            order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)].tolist()
+            found[names[number]] = {names[place]: int(row[place]) for place in order}
+        return found
+
+    def _several(self) -> dict[str, Any]:
+        counts, precision = self.labels.sum(0), average_precision(self.logits, self.labels)
+        rows = [
+            {
+                "class": self.class_names[number],
+                "images": int(counts[number]),
+                "average_precision": float(precision[number]),
+            }
+            for number in np.flatnonzero(counts).tolist()
+        ]
+        mean = float(np.mean([row["average_precision"] for row in rows])) if rows else None
+        loss = float(binary_losses(self.logits, self.labels).mean())
+        return {"mean_average_precision": mean, "loss": loss, "per_class": rows}
+
+    def mistakes(self, most: int = MOST_MISTAKES) -> np.ndarray:
+        """Return the wrong images, the most confident first, int64."""
+        wrong = np.flatnonzero(~self.is_right)
+        return wrong[np.argsort(-self.answers.confidence[wrong], kind="stable")][:most]
+
+    def draw(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write confusion.png and mistakes.png; images with several labels have neither."""
+        if self.has_several_labels:
+            return []
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        confusion, mistakes = (Path(folder, name) for name in (CONFUSION, MISTAKES))
+        with written_whole(confusion) as part:
+            confusion_picture(*self._pictured(), part)
+        chosen = self.mistakes()
+        shown = work_through(self.source, chosen, _pixels)
+        tiles = [
+            Tile(pixels, *self._words(index)) for index, pixels in shown if not isinstance(pixels, Unreadable)
+        ]
+        wrong = int((~self.is_right).sum())
+        with written_whole(mistakes) as part:
+            mistake_sheet(tiles, part, wrong, len(self.labels))
+        return [confusion, mistakes]
+
+    def _pictured(self) -> tuple[np.ndarray, list[str]]:
+        """Return the matrix of the classes with images, all else that they were taken for in one last column."""
+        kept = np.flatnonzero(self.matrix.any(1))
+        rows = self.matrix[kept]
+        inside = rows[:, kept]
+        others = rows.sum(1, keepdims=True) - inside.sum(1, keepdims=True)
+        matrix = np.hstack([inside, others]) if others.any() else inside
+        return matrix, [name_class(self.class_names[number], number) for number in kept.tolist()]
+
+    def _words(self, index: int) -> tuple[str, str, float]:
+        label, answer = self.labels[index], self.answers.predicted[index]
+        # Where answers are others than the classes, the same number means another.
+        word = "class" if self.answer_names == self.class_names else "answer"
+        predicted = name_class(self.answer_names[answer], answer, word)
+        return name_class(self.class_names[label], label), predicted, float(self.answers.confidence[index])
+
+
+def measure(
+    model: Model,
+    source: Source,
+    preprocessing: Preprocessing,
+    *,
+    world: World | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    progress: Callable[[int, int], None] | None = None,
+) -> Measured:
+    """Run a model over a source whose classes are the head's (open_data's `classes`); the same on every process.
+
+    Without a world this process is alone, on the model's device. progress: told how many images are done, and of how
+    many, both of this process.
+    """
+    if model.config.num_classes != source.num_classes:
+        raise InputError(
+            f"the head has {model.config.num_classes} classes, {source.name} {source.num_classes}: "
+            "open the data with the head's classes"
+        )
+    world = world or World(0, 1, next(model.parameters()).device)
+    evaluator = Classification(source, preprocessing, batch_size=batch_size, world=world, workers=workers)
+    logits = evaluator.logits(model, dtype, progress)
+    check_finite(logits, "the model")
+    return Measured(logits, source)
+
+
+def check_finite(logits: np.ndarray, model: str) -> None:
+    """Refuse logits of which nothing can be said."""
+    if not np.isfinite(logits).all():
+        raise InputError(f"{model} gives logits that are not finite: its weights are broken")
+
+
+def _pixels(picture: Picture) -> np.ndarray:
+    return decode(picture).permute(1, 2, 0).contiguous().numpy()

@@ -1,0 +1,293 @@
+"""Linear probe: multinomial logistic regression on standardised features, its regularisation chosen on a dev split."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.base import BaseEstimator, ClassifierMixin
+from torch import Tensor
+
+from vitkit.data.sources.source import Source, stratified_split
+from vitkit.errors import InputError
+from vitkit.evaluation.features import (
+    FrozenEvaluator,
+    Progress,
+    check_classes,
+    check_rows,
+    describe,
+    load_frozen,
+    mean_and_std,
+    open_pair,
+    row_blocks,
+    source_features,
+)
+from vitkit.models.configs import Preprocessing, Size
+from vitkit.world import World
+
+GRID = tuple(10.0**power for power in range(1, -6, -1))
+DEV = 0.1
+KEPT_BYTES = 2**30
+
+
+class Probe(ClassifierMixin, BaseEstimator):
+    """The minimum of mean cross-entropy + l2 / 2 |weights|², biases free, found by L-BFGS.
+
+    l2: strength of the regularisation; None tries `grid` on a `dev` share of each class, drawn with `seed`, and then
+    learns from all images with the most accurate, of equal ones the strongest.
+    tolerance: the greatest entry of the gradient at the end; iterations: the most that are done for it.
+    block_size: images taken at once; kept_bytes: standardised features beyond it are made anew in each pass.
+    Learned: classes_, mean_, scale_, coef_ (classes, width), intercept_, l2_, grid_ (l2 -> accuracy on the dev
+    split), n_iter_, converged_.
+    """
+
+    def __init__(
+        self,
+        l2: float | None = None,
+        grid: Sequence[float] = GRID,
+        dev: float = DEV,
+        seed: int = 0,
+        tolerance: float = 1e-5,
+        iterations: int = 1000,
+        device: str = "cpu",
+        block_size: int = 8192,
+        kept_bytes: int | None = None,
+    ) -> None:
+        self.l2 = l2
+        self.grid = grid
+        self.dev = dev
+        self.seed = seed
+        self.tolerance = tolerance
+        self.iterations = iterations
+        self.device = device
+        self.block_size = block_size
+        self.kept_bytes = kept_bytes
+
+    def fit(self, x: Any, y: Any) -> Probe:
+        """Find the weights; x is (images, width), y holds their classes."""
+        x = check_rows(x, y)
+        self.classes_, labels = check_classes(y)
+        self.n_features_in_ = x.shape[1]
+        self.grid_: dict[float, float] = {}
+        strengths = self.grid if self.l2 is None else (self.l2,)
+        if not strengths or not all(0 < l2 < math.inf for l2 in strengths):
+            raise InputError(f"l2 is {', '.join(map(str, strengths)) or 'none'}; expected numbers above 0")
+        self.l2_ = float(strengths[0])
+        if len(strengths) > 1:
+            held = cut_dev(labels, self.dev, self.seed)
+            rest, rows = np.flatnonzero(~held), np.flatnonzero(held)
+            mean, scale = self._statistics(x, rest)
+            data = _Blocks(self, x, labels, mean, scale, rest)
+            test = _Blocks(self, x, labels, mean, scale, rows)
+            weights = None
+            for l2 in sorted(map(float, strengths), reverse=True):
+                weights, _, _ = self._minimise(data, l2, weights)  # each starts where the stronger one ended
+                right = sum(int((_logits(z, weights).argmax(1) == target).sum()) for z, target in test)
+                self.grid_[l2] = right / len(rows)
+            self.l2_ = max(self.grid_, key=lambda l2: (self.grid_[l2], l2))
+        self.mean_, self.scale_ = self._statistics(x, None)
+        data = _Blocks(self, x, labels, self.mean_, self.scale_, None)
+        weights, self.n_iter_, self.converged_ = self._minimise(data, self.l2_, None)
+        self.coef_, self.intercept_ = (
+            weights[:-1].T.cpu().double().numpy(),
+            weights[-1].cpu().double().numpy(),
+        )
+        return self
+
+    def decision_function(self, x: Any) -> np.ndarray:
+        """Return logits: (images, classes)."""
+        return np.concatenate(list(self._scores(x)))
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        """Return the probability of each class: (images, classes)."""
+        return torch.from_numpy(self.decision_function(x)).softmax(1).numpy()
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Return the likeliest class."""
+        return np.concatenate([self.classes_[scores.argmax(1)] for scores in self._scores(x)])
+
+    def _scores(self, x: Any) -> Iterator[np.ndarray]:
+        x = check_rows(x, width=self.n_features_in_)
+        for _, block in row_blocks(x, self.block_size):
+            yield (block - self.mean_) / self.scale_ @ self.coef_.T + self.intercept_
+
+    def _statistics(self, x: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        mean, std = mean_and_std(x, self.block_size, rows)
+        std[std <= 1e-10 * np.abs(mean)] = 1.0  # a constant column, but for rounding
+        return mean, std
+
+    def _minimise(self, data: _Blocks, l2: float, start: Tensor | None) -> tuple[Tensor, int, bool]:
+        """Return weights (width + 1, classes) with the biases in their last row, iterations, and whether they sufficed."""
+        shape = (self.n_features_in_ + 1, len(self.classes_))
+        weights = torch.zeros(shape, dtype=data.dtype, device=data.device) if start is None else start.clone()
+        weights.grad = torch.zeros_like(weights)
+
+        def closure() -> Tensor:
+            assert weights.grad is not None
+            weights.grad.copy_(weights * l2)
+            weights.grad[-1] = 0
+            loss = weights[:-1].square().sum() * (l2 / 2)
+            for z, target in data:
+                logits = _logits(z, weights)
+                loss += F.cross_entropy(logits, target, reduction="sum") / len(data)
+                error = logits.softmax(1)
+                error[torch.arange(len(z), device=z.device), target] -= 1
+                error /= len(data)
+                weights.grad[:-1] += z.T @ error
+                weights.grad[-1] += error.sum(0)
+            return loss
+
+        optimizer = torch.optim.LBFGS(
+            [weights],
+            max_iter=self.iterations,
+            max_eval=2 * self.iterations,
+            tolerance_grad=self.tolerance,
+            tolerance_change=0.0,
+            history_size=20,
+            line_search_fn="strong_wolfe",
+        )
+        with torch.no_grad():
+            optimizer.step(closure)
+            closure()
+        steps = int(optimizer.state[weights]["n_iter"])
+        return weights.detach(), steps, bool(weights.grad.abs().max() <= self.tolerance)
+
+
+class _Blocks:
+    """Standardised rows with their labels on the device, block by block; kept there if they fit, else made each time."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        x: np.ndarray,
+        labels: np.ndarray,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        rows: np.ndarray | None,
+    ) -> None:
+        self.x, self.mean, self.scale, self.rows, self.size = x, mean, scale, rows, probe.block_size
+        self.labels = torch.from_numpy(labels if rows is None else labels[rows])
+        self.device = torch.device(probe.device)
+        self.dtype = torch.float32 if self.device.type == "mps" else torch.float64  # mps has no float64
+        kept_bytes = _free_bytes(self.device) if probe.kept_bytes is None else probe.kept_bytes
+        fits = len(self) * x.shape[1] * self.dtype.itemsize <= kept_bytes
+        self.kept = list(self._made()) if fits else None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._made() if self.kept is None else iter(self.kept)
+
+    def _made(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for places, block in row_blocks(self.x, self.size, self.rows):
+            z = torch.from_numpy((block - self.mean) / self.scale).to(dtype=self.dtype)
+            yield z.to(self.device), self.labels[places].to(self.device)
+
+
+def _logits(z: Tensor, weights: Tensor) -> Tensor:
+    return torch.addmm(weights[-1], z, weights[:-1])
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return how much of a GPU's memory the features may take; on other devices a constant."""
+    return torch.cuda.mem_get_info(device)[0] // 3 if device.type == "cuda" else KEPT_BYTES
+
+
+def cut_dev(
+    labels: np.ndarray, share: float, seed: int, advice: str = "give --l2 (l2= in Python)"
+) -> np.ndarray:
+    """Return a mask of images to hold out, a share of each class, one at least where it has two."""
+    if not 0 < share < 1:
+        raise InputError(f"dev is {share}; expected a share above 0 and below 1")
+    hashes = np.random.default_rng(seed).permutation(len(labels)).astype(np.uint64)
+    held = stratified_split(labels, hashes, share)
+    if not held.any():
+        raise InputError(f"no class has two images, so that the dev split is empty: {advice}")
+    return held
+
+
+def probe(
+    model: str,
+    data: str,
+    *,
+    l2: float | None = None,
+    evaluate: str | None = None,
+    device: str = "auto",
+    batch_size: int = 64,
+    image_size: Size | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Return what `vit probe --json` prints: the accuracy of logistic regression on frozen features.
+
+    l2: strength of regularisation; left open, it is chosen on a tenth of train.
+    evaluate: DATA to measure on; left open, the source's test split, else val.
+    """
+    began = time.perf_counter()
+    if l2 is not None and not 0 < l2 < math.inf:
+        raise InputError(f"l2 is {l2}; expected a number above 0")
+    pair = open_pair(data, evaluate)
+    if l2 is None:
+        cut_dev(pair.train.labels, DEV, seed=0)
+    predictor = load_frozen(model, device, image_size)
+    train, test = (
+        source_features(predictor, source, batch_size=batch_size, progress=progress)
+        for source in (pair.train, pair.test)
+    )
+    fitted = Probe(l2, device=predictor.device.type).fit(train.x, train.labels)
+    notes = [*predictor.notes, *train.notes, *test.notes]
+    if not fitted.converged_:
+        notes.append(
+            f"the probe did not converge in {fitted.n_iter_:,} iterations: its accuracy is approximate"
+        )
+    if fitted.l2_ in (max(GRID), min(GRID)) and l2 is None:
+        notes.append(
+            f"the best l2, {fitted.l2_:g}, is at the end of the grid: others may be better, give --l2"
+        )
+    how = f"l2 {fitted.l2_:g}"
+    if l2 is None:
+        how += f", the best of {len(GRID)} on a tenth of train, then learned from all of train"
+    return {
+        **describe(model, predictor, pair),
+        "protocol": f"multinomial logistic regression on standardised features, {how}",
+        "accuracy": float(np.mean(fitted.predict(test.x) == test.labels)),
+        "l2": fitted.l2_,
+        "grid": [{"l2": strength, "accuracy": value} for strength, value in fitted.grid_.items()],
+        "iterations": fitted.n_iter_,
+        "converged": fitted.converged_,
+        "notes": list(dict.fromkeys(notes)),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+class ProbeEvaluator(FrozenEvaluator):
+    """Accuracy of a linear probe of a model while it trains."""
+
+    name = "probe"
+
+    def __init__(
+        self,
+        train_source: Source,
+        test_source: Source,
+        preprocessing: Preprocessing,
+        *,
+        l2: float | None = None,
+        world: World,
+        batch_size: int = 64,
+        workers: int | None = None,
+    ) -> None:
+        super().__init__(
+            train_source, test_source, preprocessing, world=world, batch_size=batch_size, workers=workers
+        )
+        if l2 is None:
+            cut_dev(train_source.labels, DEV, 0, "leave probe out of frozen.evaluators")
+        self.l2 = l2
+
+    def measure(self, x: np.ndarray, x_test: np.ndarray) -> float:
+        fitted = Probe(self.l2, device=str(self.world.device)).fit(x, self.train.labels)
+        return float(np.mean(fitted.predict(x_test) == self.test.labels))

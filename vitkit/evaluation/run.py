@@ -1,0 +1,215 @@
+"""`vit eval`: everything that is measured of a classifier on labelled images."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitkit.data.fetch import check_choice
+from vitkit.data.open import open_data
+from vitkit.data.parts import Progress
+from vitkit.data.sources.folder import scan
+from vitkit.data.sources.source import Source, Subset
+from vitkit.data.spec import DataSpec, as_spec
+from vitkit.errors import InputError
+from vitkit.evaluation.classes import Among, Head, Matching, match, read_mapping
+from vitkit.evaluation.classification import Classification
+from vitkit.evaluation.imagenet import NUM_CLASSES
+from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measured, check_finite
+from vitkit.evaluation.real import read_real, real_accuracy, validation_numbers
+from vitkit.files import digest, written_whole
+from vitkit.models.configs import Size
+from vitkit.predictor import Names, Predictor, choose_device, load
+from vitkit.weights.load import weight_file
+from vitkit.world import World, join_world
+
+RESULTS = "results.json"
+
+
+def evaluate(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str] | DataSpec,
+    *,
+    real: str | os.PathLike[str] | None = None,
+    mapping: str | os.PathLike[str] | None = None,
+    classes: Among = "head",
+    names: Names | None = None,
+    device: str = "auto",
+    batch_size: int = 64,
+    image_size: Size | None = None,
+    accept: Sequence[str] = (),
+    out: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Measure a model on every image of DATA, and return what `vit eval --json` prints.
+
+    real: ReaL's real.json, for ImageNet's validation images. mapping: a file that says what the data's classes mean in
+    the head; images of others are left out. classes: "head" chooses answers among all classes of the head, "data" among
+    those that the data has. out: a folder for pictures and results. progress: told how many images are done, and of how
+    many. announce: told notes before anything is computed; the answer has them too. Started by torchrun, processes share
+    the images, and all but the first return {}.
+    """
+    check_choice("classes", classes, Among)
+    named = os.fspath(model)
+    lists = None if real is None else read_real(real)
+    if out is not None:
+        _check_folder(Path(out), force)
+    with join_world(choose_device(device)) as world:
+        # The digest comes first: should a run write others meanwhile, it isn't theirs.
+        weights = weight_file(named) if world.is_first else None
+        known = None if weights is None else digest(weights)
+        predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
+        _check_model(predictor, named)
+        head = Head(named, predictor.class_names)
+        source, is_labelled = _open(data, lists is not None)
+        if lists is not None:
+            _check_real(head, source, classes)
+        numbers = None if lists is None else validation_numbers(source)
+        matching = None
+        if is_labelled:
+            meaning = None if mapping is None else read_mapping(os.fspath(mapping), head)
+            if meaning is not None and source.has_several_labels:
+                raise InputError(
+                    f"{source.name} has images with several labels; --mapping is for one label each"
+                )
+            matching = match(source, head, meaning, classes)
+        notes = (*predictor.notes, *source.notes, *(matching.notes if matching else ()))
+        if announce and world.is_first:
+            for line in notes:
+                announce(line)
+        kept = _kept(source, matching)
+        images = source if len(kept) == len(source) else Subset(source, kept)
+        logits = _logits(predictor, images, batch_size, world, progress)
+        check_finite(logits, named)
+        if not world.is_first:
+            return {}
+        result: dict[str, Any] = {
+            "model": named,
+            "weights_sha256": known,
+            "image_size": list(predictor.preprocessing.size),
+            "data": str(replace(as_spec(data), split=source.split)),
+            "images": len(images),
+            "left_out": len(source) - len(images),
+            "classes": len(head) if matching is None else len(matching.answers),
+        }
+        measured = None
+        if matching is not None:
+            measured = _measured(logits, images, head, matching)
+            result |= measured.numbers()
+        if lists is not None and numbers is not None and head.imagenet is not None:
+            result["real"] = real_accuracy(head.imagenet[logits.argmax(1)], numbers[kept], lists)
+        result["notes"] = list(notes)
+        result["files"] = [] if out is None else _write(result, measured, Path(out))
+        return result
+
+
+def _check_model(predictor: Predictor, named: str) -> None:
+    config = predictor.model.config
+    if not config.num_classes:
+        raise InputError(
+            f"{named} has no classification head: its features are measured by vit fewshot, probe and knn"
+        )
+    if getattr(config, "pool", None) == "none":
+        raise InputError(f"{named} has no pool and gives logits for each token, not for the image")
+    if config.channels != 3:
+        raise InputError(f"{named} takes images of {config.channels} channels; data has RGB, 3")
+    if not all(tensor.isfinite().all() for tensor in predictor.model.parameters()):
+        raise InputError(f"{named} has weights that are not finite: they are broken")
+
+
+def _check_real(head: Head, source: Source, classes: Among) -> None:
+    if classes == "data":
+        raise InputError("ReaL chooses answers among all classes: leave out --classes data")
+    if head.imagenet is None or len(set(head.imagenet.tolist())) < NUM_CLASSES:
+        raise InputError(f"ReaL's labels are ImageNet's {NUM_CLASSES:,} classes, and {head} are others")
+    if source.has_several_labels:
+        raise InputError(
+            f"{source.name} has images with several labels of its own, which ReaL's would replace"
+        )
+
+
+def _open(data: str | os.PathLike[str] | DataSpec, may_be_flat: bool) -> tuple[Source, bool]:
+    """Return the images, and whether they are labelled: ReaL's need no class folders."""
+    spec = as_spec(data)
+    root = os.path.expanduser(spec.source)
+    is_folder = spec.is_path and os.path.isdir(root) and spec.split in (None, "all")
+    if may_be_flat and is_folder and not (found := scan(root)).paths and found.loose:
+        source = open_data(replace(spec, split="all"), labelled=False)
+        note = f"{spec.source}: no class folders; nothing is measured but ReaL's accuracy"
+        source.notes = (*source.notes, note)
+        return source, False
+    source = open_data(spec, default="measure")
+    if not len(source):
+        raise InputError(f"{source.name}:{source.split} has no images")
+    return source, True
+
+
+def _kept(source: Source, matching: Matching | None) -> np.ndarray:
+    """Return the images that the mapping, if there is one, doesn't leave out."""
+    if matching is None or source.has_several_labels:
+        return np.arange(len(source))
+    return np.flatnonzero(matching.places[source.labels] >= 0)
+
+
+def _logits(
+    predictor: Predictor, source: Source, batch_size: int, world: World, progress: Progress | None
+) -> np.ndarray:
+    evaluator = Classification(source, predictor.preprocessing, batch_size=batch_size, world=world)
+    try:
+        logits = evaluator.logits(predictor.model, progress=progress if world.is_first else None)
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"out of memory with batch size {batch_size}: give a smaller one") from error
+    return logits
+
+
+def _measured(logits: np.ndarray, source: Source, head: Head, matching: Matching) -> Measured:
+    answers = matching.answers
+    if source.has_several_labels:
+        labels = np.zeros((len(source), len(answers)), bool)
+        for number, place in enumerate(matching.places.tolist()):
+            if place >= 0:
+                labels[:, place] |= source.labels[:, number]
+    else:
+        labels = matching.places[source.labels]
+    return Measured(
+        logits if len(answers) == len(head) else logits[:, answers],
+        source,
+        labels=labels,
+        class_names=matching.class_names,
+        answer_names=[head.class_names[place] for place in answers.tolist()],
+        members=matching.members,
+    )
+
+
+def _check_folder(folder: Path, force: bool) -> None:
+    """Refuse, before anything is computed, a folder that can't be written or has results."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file; expected a folder")
+    if force:
+        return
+    for name in (CONFUSION, MISTAKES, RESULTS):
+        if (folder / name).exists():
+            raise InputError(f"{folder / name} exists; --force overwrites it, or take another --out")
+
+
+def _write(result: dict[str, Any], measured: Measured | None, folder: Path) -> list[str]:
+    """Write the pictures and, last, the results; return their paths."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
+    files = [] if measured is None else measured.draw(folder)
+    path = folder / RESULTS
+    paths = [str(file) for file in (*files, path)]
+    with written_whole(path) as part:
+        part.write_text(json.dumps({**result, "files": paths}, indent=2, allow_nan=False) + "\n")
+    return paths

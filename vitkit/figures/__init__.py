@@ -1,0 +1,1 @@
+"""Pictures from plain numbers: palette, text and tiles, bars, curves, confusion matrices, maps."""

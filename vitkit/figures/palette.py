@@ -1,0 +1,27 @@
+"""The colours of every figure and page, for light and dark backgrounds."""
+
+from __future__ import annotations
+
+# name -> (light, dark); figures are drawn with the first, pages show the one that fits the reader's setting.
+THEME = {
+    "paper": ("#ffffff", "#101317"),
+    "raised": ("#f7f8fa", "#181c22"),
+    "ink": ("#1b2027", "#e7eaee"),
+    "muted": ("#646e7c", "#98a3b1"),
+    "line": ("#e3e7ec", "#2b323b"),
+    "good": ("#12804a", "#4cc38a"),
+    "busy": ("#1f5fd0", "#6ea8ff"),
+    "weak": ("#a15c00", "#f0b35a"),
+    "bad": ("#c02a2a", "#ff8080"),
+    "bar": ("#d6e4fd", "#23395f"),
+    "run-0": ("#2463eb", "#6ba1ff"),
+    "run-1": ("#d9730a", "#ffab57"),
+    "run-2": ("#0a8f68", "#3fcf9f"),
+    "run-3": ("#c7327f", "#ff7fbc"),
+    "run-4": ("#7a3fe0", "#b394ff"),
+    "run-5": ("#0d8aa8", "#4fd0ea"),
+    "run-6": ("#d13438", "#ff8a85"),
+    "run-7": ("#6b8f10", "#b5d84a"),
+    "run-8": ("#8b5a34", "#d3a17a"),
+    "run-9": ("#5b6b82", "#a9b7cb"),
+}

@@ -1,0 +1,246 @@
+"""`vit inspect`: what a model has learned, as one page that needs no other file, with its pictures beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit import __version__
+from vitkit.config import to_dict
+from vitkit.costs import cost_of
+from vitkit.data.parts import Progress
+from vitkit.errors import InputError
+from vitkit.figures import numbers
+from vitkit.figures.maps import distance_table, sentence
+from vitkit.files import write_file
+from vitkit.inspection.asking import in_short
+from vitkit.inspection.findings import (
+    Drawing,
+    Findings,
+    Images,
+    Rollout,
+    examine,
+    examine_weights,
+    grid_in_words,
+    open_images,
+)
+from vitkit.inspection.flow import Fuse
+from vitkit.models.configs import CompactConfig, ResNetConfig, Size, ViTConfig
+from vitkit.predictor import Names, Predictor, load
+from vitkit.reports.folder import read_object
+from vitkit.reports.page import Html, element, facts, join, page, section, table
+from vitkit.reports.results import accuracy_in_words, accuracy_of
+from vitkit.reports.sections import distance_sections, missing, photo_parts, weight_sections
+from vitkit.weights.folder import in_words
+
+PAGE, DISTANCES, RECORD = "index.html", "attention_distance.csv", "inspection.json"
+FOLDER = "inspection"
+PART_NAMES = {"mlp": "MLP", "qkv": "Queries, keys, values"}
+
+
+def inspect_model(
+    model: str | os.PathLike[str] | Predictor,
+    images: Images | None = None,
+    *,
+    out: str | os.PathLike[str] = FOLDER,
+    target: str | int | None = None,
+    num_images: int = 128,
+    num_photos: int = 6,
+    fuse: Fuse = "mean",
+    residual: float = 0.5,
+    discard: float = 0.0,
+    names: Names | None = None,
+    device: str = "auto",
+    batch_size: int | None = None,
+    image_size: Size | None = None,
+    accept: Sequence[str] = (),
+    force: bool = False,
+    progress: Progress | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Draw what a model has learned into a folder, and return what `vit inspect --json` prints.
+
+    model: any MODEL, or what `vitkit.load` returned, which is taken as it is, whatever device, image_size and names say.
+    images: files and folders, or a DATA string; without any, only what needs none is drawn.
+    target: the class of the gradient rollout, by name or number; left open, the one that each photo is taken for.
+    num_images: attention distance is the mean over up to so many. num_photos: how many of them are drawn. Both are
+    evenly spread over what is given. fuse, residual, discard: of attention rollout.
+    batch_size: images that the model takes at once; left open, as many as attention leaves memory for.
+    """
+    if not isinstance(model, str | os.PathLike | Predictor):
+        raise InputError(f"model is a {type(model).__name__}; expected a MODEL, or what vitkit.load returns")
+    options = Rollout(fuse, residual, discard, target)
+    folder = Path(out).expanduser()
+    earlier = _earlier_files(folder, force)
+    source = None if images is None else open_images(images, earlier)
+    if isinstance(model, Predictor):
+        predictor, given = model, ""
+    else:
+        predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
+        given = os.fspath(model)
+    notes = (*predictor.notes, *(source.notes if source else ()))
+    accuracy = None
+    try:
+        accuracy = accuracy_of(given, predictor.model.config.size) if given else None
+    except InputError as error:  # what was measured can't be read; the model can
+        notes += (f"its accuracy is not known: {error}",)
+    if announce:
+        for line in notes:
+            announce(line)
+    if source is None and target is not None:
+        raise InputError(f"the target {target!r} is asked for in photos: give some, or leave it out")
+    if source is None:
+        found = examine_weights(predictor)
+    else:
+        found = examine(
+            predictor,
+            source,
+            num_images=num_images,
+            num_photos=num_photos,
+            options=options,
+            batch_size=batch_size,
+            progress=progress,
+        )
+    if announce:  # few models have pooling weights, so nobody misses them
+        for line in in_short(error for name, error in found.undefined.items() if name != "pooling"):
+            announce(line)
+    contents = {f"{drawing.name}.png": drawing.png for drawing in _drawings(found)}
+    if found.distances is not None:
+        contents[DISTANCES] = distance_table(found.distances.values).encode()
+    text = _page(given or predictor.name, predictor, found, options, accuracy)
+    result = _result(predictor.name, predictor, found, accuracy)
+    result |= {
+        "model": given or predictor.name,
+        "html": str(folder / PAGE),
+        "files": [str(folder / name) for name in (*contents, RECORD, PAGE)],
+        "notes": list(notes),
+    }
+    record = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
+    # The record is written first, so that all which it lists is known for an inspection's.
+    contents = {RECORD: record, **contents, PAGE: text.encode("utf-8", "backslashreplace")}
+    for name in contents:
+        if (folder / name).exists() and folder / name not in earlier:
+            raise InputError(f"{folder / name} is no file of an inspection, and stays: take another --out")
+    for path in earlier:
+        path.unlink(missing_ok=True)
+    for name, content in contents.items():
+        write_file(folder / name, content)
+    return result
+
+
+def _earlier_files(folder: Path, force: bool) -> list[Path]:
+    """Return the files of an inspection that is there; refuse a folder that isn't empty, unless forced."""
+    if folder.is_file() or folder.suffix.lower() in (".html", ".png"):
+        raise InputError(f"out is {str(folder)!r}; expected a folder, to hold {PAGE} and pictures")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return []
+    if not force:
+        raise InputError(f"{folder} exists and is not empty; --force writes into it, or take another --out")
+    written = read_object(folder / RECORD).get("files")
+    names = [Path(str(name)).name for name in written] if isinstance(written, list) else []
+    return [folder / name for name in names if name in (RECORD, PAGE) or name.endswith((".png", ".csv"))]
+
+
+def _drawings(found: Findings) -> list[Drawing]:
+    photos = (drawing for photo in found.photos for drawing in (*photo.tiles, *photo.sheets))
+    return [*found.drawings.values(), *photos]
+
+
+def _result(
+    name: str, predictor: Predictor, found: Findings, accuracy: dict[str, Any] | None
+) -> dict[str, Any]:
+    config, distances = predictor.model.config, found.distances
+    cost = cost_of(config)
+    return {
+        "name": name,
+        "accuracy": accuracy,
+        "cost": {
+            "parameters": cost.parameters,
+            "tokens": cost.tokens,
+            "macs": cost.macs,
+            "flops": 2 * cost.macs,
+            "parts": cost.parts,
+        },
+        "preprocessing": to_dict(predictor.preprocessing),
+        "attention_distance": None
+        if distances is None
+        else {
+            "images": distances.images,
+            "uniform": distances.uniform,
+            "by_layer": distances.values.mean(1).tolist(),
+            "by_head": distances.values.tolist(),
+        },
+        "photos": [
+            {"image": photo.where, "label": photo.label, "top": photo.top, "target": photo.target}
+            for photo in found.photos
+        ],
+        "unreadable": [entry._asdict() for entry in found.unreadable],
+        "undefined": {name: str(error) for name, error in found.undefined.items()},
+    }
+
+
+def _page(
+    model: str, predictor: Predictor, found: Findings, options: Rollout, accuracy: dict[str, Any] | None
+) -> str:
+    about = "What the model has learned" if model == predictor.name else f"What {model} has learned"
+    return page(
+        predictor.name,
+        *_alerts(found, predictor),
+        _facts(predictor, accuracy),
+        *weight_sections(found),
+        *distance_sections(found),
+        section("Photos", *photo_parts(found, predictor, options)),
+        *([section("Not drawn", *missing(found))] if found.undefined else []),
+        section("Preprocessing", element("p", sentence(in_words(predictor.preprocessing)))),
+        _cost(predictor),
+        about=about,
+        foot=f"vitkit {__version__}",
+    )
+
+
+def _alerts(found: Findings, predictor: Predictor) -> list[Html]:
+    untrained = [note for note in predictor.notes if "untrained" in note]
+    alerts = [element("p", sentence(note), class_="alert") for note in untrained]
+    if not found.unreadable:
+        return alerts
+    count, first = len(found.unreadable), found.unreadable[0]
+    words = f"{count:,} {'image' if count == 1 else 'images'} can't be read"
+    return [*alerts, element("p", f"{words}, such as {first.image}: {first.reason}", class_="alert")]
+
+
+def _facts(predictor: Predictor, accuracy: dict[str, Any] | None) -> Html:
+    config = predictor.model.config
+    cost = cost_of(config)
+    known: dict[str, str] = {}
+    if accuracy:
+        known["Accuracy"] = accuracy_in_words(accuracy)
+    known |= {"Parameters": numbers.compact(cost.parameters), "MACs an image": numbers.compact(cost.macs)}
+    known["Classes"] = f"{config.num_classes:,}" if config.num_classes else "no head"
+    shape, below = f"{config.size[0]} × {config.size[1]} pixels", grid_in_words(predictor)
+    known["Image"] = join([shape, element("small", below)])
+    if isinstance(config, ViTConfig | CompactConfig):
+        words = element("small", f"{config.heads} heads, width {config.width}")
+        known["Depth"] = join([f"{config.depth} layers", words])
+    elif isinstance(config, ResNetConfig):
+        known["Units a stage"] = ", ".join(map(str, config.units))
+    return facts(known.items(), num_leads=1 if accuracy else 0)
+
+
+def _cost(predictor: Predictor) -> Html:
+    cost = cost_of(predictor.model.config)
+    rows = [
+        [
+            PART_NAMES.get(name, name.replace("_", " ").capitalize()),
+            f"{part['parameters']:,}",
+            f"{part['macs']:,}",
+        ]
+        for name, part in cost.parts.items()
+        if part["parameters"] or part["macs"]
+    ]
+    rows.append(["All", f"{cost.parameters:,}", f"{cost.macs:,}"])
+    columns = ["", "Parameters", "MACs"]
+    note = "For one image; MACs are multiply-adds of matrix products and convolutions, each two FLOPs."
+    return section("Cost", table(columns, rows, right=columns[1:]), element("p", note, class_="note"))

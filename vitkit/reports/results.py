@@ -1,0 +1,187 @@
+"""What was measured of a run's model: its accuracy, its worst classes, the pictures of its mistakes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit.figures import numbers
+from vitkit.reports.folder import (
+    EVALUATION,
+    FINETUNE,
+    STATE,
+    Run,
+    finite,
+    mapping,
+    read_object,
+    read_results,
+    read_run,
+    read_size,
+    text,
+)
+from vitkit.reports.page import NOTHING, Html, element, facts, figure, fold, join, section, table
+
+MEASURES = {
+    "accuracy": "Accuracy",
+    "top_5_accuracy": "Top-5 accuracy",
+    "balanced_accuracy": "Balanced accuracy",
+    "mean_average_precision": "Mean average precision",
+    "calibration_error": "Calibration error",
+    "loss": "Loss",
+}
+PICTURES = {"mistakes.png": "The mistakes that the model was surest of", "confusion.png": "Confusion matrix"}
+SCORES = {"recall": "Accuracy", "average_precision": "Average precision"}
+"What a class is judged by, of which `vit eval` gives one."
+MOST_CLASSES = 8
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def accuracy_of(model: str | os.PathLike[str], size: tuple[int, int] | None = None) -> dict[str, Any] | None:
+    """Return what is known of the accuracy of a MODEL that is a run or its model folder: metric, value, and where.
+
+    size: of the images that it is to be of, if not the model's own.
+    """
+    name = os.fspath(model)
+    is_last = name.endswith("@last")
+    path = Path(name.removesuffix("@last")).expanduser()
+    if path.name in ("model", "model-last"):
+        is_last, path = path.name == "model-last", path.parent
+    own = read_size(path / ("model-last" if is_last else "model"))
+    if size and own and list(size) != own:
+        return None
+    if not is_last and (found := results_in_short(read_results(path))):
+        metric = next((name for name in MEASURES if name in found), None)
+        if metric:
+            return {"metric": metric, "value": found[metric], "measured_on": found["data"]}
+    if not (path / STATE).is_file():
+        return None
+    run = read_run(path)
+    best = run.best
+    if best is None or (not is_last and run.config.get("select") != "last"):
+        return best
+    metric = best["metric"]
+    if is_last:  # these weights are not averaged
+        metric = metric.replace("_ema/", "/")
+    lines = [line for line in run.evaluations if metric in line]
+    return {"metric": metric, "value": lines[-1][metric], "step": int(lines[-1]["step"])} if lines else None
+
+
+def accuracy_in_words(found: Mapping[str, Any]) -> Html:
+    """Return a number and what it is of."""
+    where = f"on {found['measured_on']}" if found.get("measured_on") else ""
+    if found.get("step") is not None:
+        where = f"at step {found['step']:,}"
+    name = numbers.metric_name(found["metric"])
+    return join(
+        [numbers.metric(found["metric"], found["value"]), " ", element("small", f"{name} {where}".strip())]
+    )
+
+
+def results_in_short(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers over all images of what `vit eval` wrote; {} where there are none."""
+    found: dict[str, Any] = {
+        name: results[name] for name in MEASURES if finite(results.get(name)) is not None
+    }
+    if not found:
+        return {}
+    return {"data": text(results.get("data")), "images": finite(results.get("images")), **found}
+
+
+def result_sections(runs: Sequence[Run]) -> list[Html]:
+    """Return what runs without labels paint, and what was measured of each model."""
+    parts = [part for run in runs for part in _painted(run, len(runs) == 1)]
+    for run in runs:
+        results = run.results
+        short = results_in_short(results)
+        if not short:
+            continue
+        title = "Measured" if len(runs) == 1 else f"Measured: {run.name}"
+        parts.append(section(title, *_measured(run, results, short)))
+    return parts
+
+
+def _measured(run: Run, results: Mapping[str, Any], short: Mapping[str, Any]) -> list[Html]:
+    entries = [
+        (words, numbers.metric(name, short[name])) for name, words in MEASURES.items() if name in short
+    ]
+    if short["images"] is not None:
+        entries.append(("Images", f"{short['images']:,.0f}"))
+    if short["data"]:
+        entries.append(("Data", short["data"]))
+    parts = [facts(entries, num_leads=1)]
+    for name, words in PICTURES.items():
+        path = run.home / EVALUATION / name
+        content = path.read_bytes() if path.is_file() else b""
+        if content.startswith(PNG):
+            parts.append(fold(words, figure(content, words, kind="wide"), is_open=name == "mistakes.png"))
+    for key, words in SCORES.items():
+        if rows := _worst(results, key):
+            columns = ["Class", "Images", words]
+            parts.append(fold("Worst classes", table(columns, rows, right=columns[1:])))
+    return parts
+
+
+def _worst(results: Mapping[str, Any], key: str) -> list[list[str]]:
+    """Return name, images and score of the classes that fare worst by this score."""
+    listed = results.get("per_class")
+    found = []
+    for row in map(mapping, listed if isinstance(listed, list) else []):
+        score, images = finite(row.get(key)), finite(row.get("images"))
+        if score is not None and images is not None:
+            found.append((score, -images, str(row.get("class"))))
+    return [
+        [name, f"{-images:,.0f}", numbers.percent(score)]
+        for score, images, name in sorted(found)[:MOST_CLASSES]
+    ]
+
+
+def _painted(run: Run, is_alone: bool) -> list[Html]:
+    """Return the first and last picture of what a run makes of the patches that it hides."""
+    shown = []
+    for path in sorted((run.path / "pictures").glob("*.png")):
+        content = path.read_bytes()
+        if path.stem.isdigit() and content.startswith(PNG):
+            words = f"Step {int(path.stem):,}: an image, what is left of it, what the model makes of that"
+            shown.append(figure(content, words, words, kind="sheet"))
+    if not shown:
+        return []
+    title = "Without labels" if is_alone else f"Without labels: {run.name}"
+    return [section(title, element("div", *shown, class_="pair"))]
+
+
+def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
+    """Return what the fine-tuning came to whose model this run made."""
+    known = read_object(run.home / FINETUNE)
+    metric = text(known.get("metric"))
+    value = finite(known.get(metric)) if metric else None
+    if metric is None or value is None:
+        return []
+    request, values = mapping(known.get("request")), known.get("values")
+    words = numbers.percent(value)
+    if (std := finite(known.get("std"))) is not None and isinstance(values, list):
+        words += f" ± {100 * std:.2f}"
+    seeds = len(values) if isinstance(values, list) else 1
+    where = f"on {known.get('measured_on')}" + (f", {seeds} seeds" if seeds > 1 else "")
+    entries: list[tuple[str, str]] = [
+        (numbers.metric_name(metric).capitalize(), join([words, " ", element("small", where)]))
+    ]
+    for name, label in (("model", "Start"), ("data", "Data")):
+        entries.append((label, str(request.get(name, NOTHING))))
+    for name, label in (("protocol", "Protocol"), ("kept", "Kept")):
+        entries.append((label, str(known.get(name, NOTHING))))
+    if (rate := finite(known.get("learning_rate"))) is not None:
+        entries.append(("Learning rate", f"{rate:g}"))
+    parts = [facts(entries, num_leads=1)]
+    tried = [
+        row
+        for row in map(mapping, known.get("sweep_results") or [])
+        if finite(row.get("accuracy")) is not None
+    ]
+    if tried:
+        rows = [[f"{row.get('learning_rate')}", numbers.percent(row["accuracy"])] for row in tried]
+        best = next((place for place, row in enumerate(tried) if row.get("learning_rate") == rate), None)
+        columns = ["Learning rate tried", f"{numbers.metric_name(metric).capitalize()} on the dev split"]
+        parts.append(fold("Sweep", table(columns, rows, right=columns[1:], best=best)))
+    return [section("Fine-tuning" if is_alone else f"Fine-tuning: {run.home.resolve().name}", *parts)]

@@ -1,0 +1,396 @@
+"""The report on one or several runs: a page and a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitkit import __version__
+from vitkit.errors import InputError
+from vitkit.figures import numbers
+from vitkit.files import write_file
+from vitkit.models.names import SHAPE, model_config
+from vitkit.reports import curves
+from vitkit.reports.folder import (
+    EVALUATION,
+    RESULTS,
+    NoMetrics,
+    Run,
+    finite,
+    flatten,
+    mapping,
+    read_object,
+    read_runs,
+    text,
+)
+from vitkit.reports.page import NOTHING, Html, element, facts, fold, join, page, section, table
+from vitkit.reports.results import finetuning_sections, result_sections, results_in_short
+
+PAGE, PICTURE = "index.html", "curves.png"
+MOST_OPEN = 12
+"Rows of evaluations that are shown without asking."
+MOST_ROWS = 200
+STATUS = {"done": "good", "running": "busy", "stopped": "weak", "failed": "bad"}
+
+
+def report(
+    runs: Sequence[str | os.PathLike[str]],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    inspect: bool = False,
+    device: str = "auto",
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Draw curves, results and models of runs as a self-contained page and a PNG, and return where they are.
+
+    runs: folders of runs and of fine-tunings, of which every seed is a run.
+    out: folder to write; left out, RUN/report for one folder and ./report for several.
+    inspect: also draw where the models look on a few of the images that they were measured on.
+    progress: told how many passes over images are done, and of how many, for each run that is inspected.
+    """
+    paths = [Path(run).expanduser() for run in runs]
+    if not paths:
+        raise InputError("no run was given; expected one or more folders such as runs/NAME")
+    for place, path in enumerate(paths):
+        if path.resolve() in [other.resolve() for other in paths[:place]]:
+            raise InputError(f"{path} was given twice; name each run once")
+    if len(paths) > curves.MOST_RUNS:
+        raise _too_many(len(paths))
+    runs_there, left_out = _read_all(paths)
+    found = _with_own_names(runs_there)
+    if len(found) > curves.MOST_RUNS:
+        raise _too_many(len(found))
+    folder = (
+        Path(out).expanduser() if out is not None else (paths[0] if len(paths) == 1 else Path()) / "report"
+    )
+    targets = _targets(folder, force)
+    if not curves.panels(found):
+        raise InputError(
+            f"{paths[0]} has no curve to draw: expected finite numbers, such as a loss, in its metrics"
+        )
+    inside: list[Html] = []
+    if any(run.model for run in found):
+        from vitkit.reports.trained import model_sections  # torch, which runs without a model do without
+
+        inside, undrawn = model_sections(found, inspect=inspect, device=device, progress=progress)
+        left_out += undrawn
+    elif inspect:
+        raise InputError(f"{paths[0]} has no model to inspect yet: leave out --inspect")
+    left_out += [
+        f"{run.home / EVALUATION} is of other weights or images than {run.home / 'model'} has now: vit eval measures anew"
+        for run in found
+        if not run.results and read_object(run.home / EVALUATION / RESULTS)
+    ]
+    contents = (_page(found, inside).encode("utf-8", "backslashreplace"), curves.png(found))
+    for target, content in zip(targets, contents, strict=True):
+        write_file(target, content)
+    return {
+        "html": str(targets[0]),
+        "png": str(targets[1]),
+        "runs": [summary(run) for run in found],
+        "left_out": left_out,
+    }
+
+
+def _read_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Return all runs, and why some are left out; there must be one at least."""
+    found: list[Run] = []
+    left_out: list[NoMetrics] = []
+    for path in paths:
+        runs, without = read_runs(path)
+        found, left_out = found + runs, left_out + without
+    if not found:
+        raise left_out[0]
+    return found, list(map(str, left_out))
+
+
+def _too_many(count: int) -> InputError:
+    return InputError(f"{count} runs were given; a report can tell {curves.MOST_RUNS} apart: name fewer")
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """Return what is known of a run, as one JSON object; what isn't is None."""
+    state, cost = run.state, mapping(run.state.get("cost"))
+    speeds = [line["images_per_second"] for line in run.training if "images_per_second" in line]
+    last = max(run.training + run.evaluations, key=lambda line: line["step"])
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "status": text(state.get("status")),
+        "model": _model(run.config),
+        "data": _data(run.config),
+        "step": run.step,
+        "steps": finite(state.get("steps")),
+        "epoch": last.get("epoch"),
+        "best": run.best,
+        "final": run.finals,
+        "measured": results_in_short(run.results) or None,
+        "seconds": finite(state.get("seconds")) or last.get("seconds"),
+        "images_per_second": statistics.median(speeds) if speeds else None,
+        "parameters": finite(cost.get("parameters")),
+        "exaflops": finite(cost.get("exaflops")),
+        "device": text(mapping(state.get("environment")).get("device")),
+        "message": text(state.get("message")),
+    }
+
+
+def _page(runs: Sequence[Run], inside: Sequence[Html]) -> str:
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    panels = (element("figure", curves.svg(runs, panel)) for panel in curves.panels(runs))
+    remark = curves.remark(runs)
+    # What a fine-tuning came to stands above what its last run did on the way.
+    results = [part for run in runs for part in finetuning_sections(run, len(runs) == 1)]
+    return page(
+        title,
+        *_alerts(runs),
+        *results,
+        *_summary_parts(runs, has_results=bool(results)),
+        section(
+            "Curves",
+            curves.legend(runs),
+            element("div", *panels, class_="curves"),
+            *([element("p", remark, class_="note")] if remark else []),
+        ),
+        *_evaluation_parts(runs),
+        *result_sections(runs),
+        *inside,
+        *_config_parts(runs),
+        *_command_parts(runs),
+        about=_about(runs),
+        foot=f"vitkit {__version__}",
+    )
+
+
+def _about(runs: Sequence[Run]) -> str:
+    if len(runs) > 1:
+        return "Curves, results and differences of training runs"
+    state = runs[0].state
+    words = [f"{verb} {_time(state[name])}" for verb, name in _MOMENTS if text(state.get(name))]
+    return ", ".join(["Training run", *words])
+
+
+_MOMENTS = (("started", "started"), ("last written", "updated"))
+
+
+def _time(moment: str) -> str:
+    """'2026-03-01T12:34:56.7+00:00' -> '2026-03-01 12:34'"""
+    return moment[:16].replace("T", " ")
+
+
+def _alerts(runs: Sequence[Run]) -> list[Html]:
+    """Return what made runs fail."""
+    failed = [
+        (run.name, text(run.state.get("message"))) for run in runs if run.state.get("status") == "failed"
+    ]
+    return [
+        element("p", f"{name}: {message}" if len(runs) > 1 else message, class_="alert")
+        for name, message in failed
+        if message
+    ]
+
+
+def _summary_parts(runs: Sequence[Run], has_results: bool) -> list[Html]:
+    found = [summary(run) | {"model": _model_in_words(run.config)} for run in runs]
+    rows = [_facts(entry) for entry in found]
+    if len(runs) == 1:
+        if has_results:
+            return [section("Its run", facts(rows[0].items()))]
+        return [facts(rows[0].items(), num_leads=0 if found[0]["best"] is None else 1)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    lines = [[name, *(row.get(name, NOTHING) for row in rows)] for name in names]
+    return [section("Summary", table(["", *_heads(runs)], lines))]
+
+
+def _heads(runs: Sequence[Run]) -> list[str]:
+    """Return the names of runs, each with its colour."""
+    return [join([curves.key(curves.Look(f"run-{place}")), run.name]) for place, run in enumerate(runs)]
+
+
+def _facts(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is known of a run as names and words."""
+    known: dict[str, str] = {}
+    if best := found["best"]:
+        name = best["metric"]
+        where = f"{numbers.metric_name(name)} at step {best['step']:,}"
+        known["Best"] = join([numbers.metric(name, best["value"]), " ", element("small", where)])
+    for name, value in found["final"].items():
+        known[f"Final {numbers.metric_name(name)}"] = numbers.metric(name, value)
+    if status := found["status"]:
+        known["Status"] = element("span", status, class_=f"status {STATUS.get(status, 'weak')}")
+    step, steps = found["step"], found["steps"]
+    known["Steps"] = f"{step:,} of {steps:,}" if steps and steps != step else f"{step:,}"
+    if found["epoch"] is not None:
+        known["Epochs"] = numbers.decimal(round(found["epoch"], 2))
+    for name, label, words in _NUMBERS:
+        if found[name] is not None:
+            known[label] = words(found[name])
+    for name in ("model", "data", "device"):
+        if found[name]:
+            known[name.capitalize()] = found[name]
+    return known
+
+
+_NUMBERS = (
+    ("seconds", "Training time", numbers.duration),
+    ("images_per_second", "Images/s, median", numbers.decimal),
+    ("parameters", "Parameters", numbers.compact),
+    ("exaflops", "ExaFLOPs", numbers.decimal),
+)
+
+
+def _evaluation_parts(runs: Sequence[Run]) -> list[Html]:
+    tables = []
+    for run in runs:
+        if run.evaluations:
+            shown = _evaluation_table(run)
+            count = len(run.evaluations)
+            if len(runs) == 1 and count <= MOST_OPEN:
+                tables.append(shown)
+            else:
+                words = f"{count:,} evaluations" if count > 1 else "1 evaluation"
+                tables.append(fold(words if len(runs) == 1 else f"{run.name}: {words}", shown))
+            if count > MOST_ROWS:
+                tables.append(element("p", f"{MOST_ROWS} of {count:,} rows, evenly spread.", class_="note"))
+    return [section("Evaluations", *tables)] if tables else []
+
+
+def _evaluation_table(run: Run) -> Html:
+    best = run.best
+    lines = run.evaluations
+    if len(lines) > MOST_ROWS:
+        kept = {place * (len(lines) - 1) // (MOST_ROWS - 1) for place in range(MOST_ROWS)}
+        lines = [
+            line
+            for place, line in enumerate(lines)
+            if place in kept or (best and line["step"] == best["step"])
+        ]
+    columns = {
+        "epoch": "Epoch",
+        **{name: numbers.metric_name(name).capitalize() for name in run.metrics},
+        "seconds": "Time",
+    }
+    columns = {name: title for name, title in columns.items() if any(name in line for line in lines)}
+
+    def cell(line: Mapping[str, float], name: str) -> str:
+        if name not in line:
+            return NOTHING
+        if name == "seconds":
+            return numbers.duration(line[name])
+        return numbers.decimal(round(line[name], 2)) if name == "epoch" else numbers.metric(name, line[name])
+
+    rows = [[f"{line['step']:,.0f}", *(cell(line, name) for name in columns)] for line in lines]
+    steps = [line["step"] for line in lines]
+    titles = ["Step", *columns.values()]
+    place = steps.index(best["step"]) if best and best["step"] in steps else None
+    return table(titles, rows, right=titles, best=place)
+
+
+def _config_parts(runs: Sequence[Run]) -> list[Html]:
+    if len(runs) == 1:
+        config = runs[0].config
+        if not config:
+            return []
+        settings = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
+        parts = [fold("Settings", element("pre", settings))]
+        if environment := mapping(runs[0].state.get("environment")):
+            rows = [[name, _setting(value)] for name, value in flatten(environment).items()]
+            parts.append(fold("Environment", table(["Name", "Value"], rows, wrap=True)))
+        return [section("Config", *parts)]
+    different = differences([run.config for run in runs])
+    if not different:
+        return [section("Config differences", element("p", "All runs have the same config.", class_="note"))]
+    rows = [[name, *map(_setting, values)] for name, values in different.items()]
+    return [section("Config differences", table(["", *_heads(runs)], rows, wrap=True))]
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the dotted settings that aren't the same in all configs, with the value in each; absent ones are ''.
+
+    What a run's objective doesn't read is absent too.
+    """
+    flat = [flatten(config) for config in configs]
+    if len({config.get("objective.name") for config in flat}) > 1:
+        flat = [_without_unread(config) for config in flat]
+    names = dict.fromkeys(name for config in flat for name in config)
+    values = {name: [config.get(name, "") for config in flat] for name in names}
+    return {name: row for name, row in values.items() if len({_setting(value) for value in row}) > 1}
+
+
+def _without_unread(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted settings without those that other objectives read, which have no meaning for this one."""
+    from vitkit.objectives import READS  # torch, which runs of one objective do without
+
+    read = READS.get(str(flat.get("objective.name")))
+    others = {f"objective.{name}" for names in READS.values() for name in names if read and name not in read}
+    return {name: value for name, value in flat.items() if name not in others}
+
+
+def _setting(value: Any) -> str:
+    """Return a setting as YAML writes it."""
+    if isinstance(value, str):
+        return value or NOTHING
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _command_parts(runs: Sequence[Run]) -> list[Html]:
+    shown: list[Html] = []
+    for run in runs:
+        command = run.state.get("command")
+        if isinstance(command, list):
+            command = shlex.join(map(str, command))
+        if text(command):
+            shown += [element("h3", run.name)] if len(runs) > 1 else []
+            shown.append(element("pre", str(command)))
+    return [section("Run again", *shown)] if shown else []
+
+
+def _model(config: Mapping[str, Any]) -> str | None:
+    model = config.get("model")
+    return text(model) or text(mapping(model).get("name"))
+
+
+def _model_in_words(config: Mapping[str, Any]) -> str | None:
+    """Return the model's name, and what makes its shape another than the name's."""
+    name = _model(config)
+    if name is None:
+        return None
+    try:
+        known: object = model_config(name.partition("@")[0])
+    except InputError:  # a folder or a run: what is given is all that is known
+        known = None
+    given = mapping(config.get("model"))
+    changed = [
+        f"{key} {given[key]}" for key in SHAPE if key in given and given[key] != getattr(known, key, None)
+    ]
+    return join([name, " ", element("small", f"changed: {', '.join(changed)}")]) if changed else name
+
+
+def _data(config: Mapping[str, Any]) -> str | None:
+    data = config.get("data")
+    return text(data) or text(mapping(data).get("train"))
+
+
+def _with_own_names(runs: list[Run]) -> list[Run]:
+    """Name runs by their folders where two have one name."""
+    names = [run.name for run in runs]
+    return [replace(run, name=str(run.path)) if names.count(run.name) > 1 else run for run in runs]
+
+
+def _targets(folder: Path, force: bool) -> tuple[Path, Path]:
+    """Return where page and picture go, checked before anything is drawn."""
+    if folder.suffix.lower() in (".html", ".png") or folder.is_file():
+        raise InputError(f"out is {str(folder)!r}; expected a folder, to hold {PAGE} and {PICTURE}")
+    targets = folder / PAGE, folder / PICTURE
+    for target in targets:
+        if target.exists() and not force:
+            raise InputError(f"{target} exists; --force overwrites it")
+    return targets

@@ -1,0 +1,117 @@
+"""Findings of an inspection as sections of a page: each picture with how to read it, and why others are missing."""
+
+from __future__ import annotations
+
+from vitkit.figures.maps import sentence
+from vitkit.inspection.asking import in_short, reads_class_token
+from vitkit.inspection.findings import Findings, Photo, Rollout, grid_in_words
+from vitkit.models.configs import CompactConfig, ViTConfig
+from vitkit.predictor import Prediction, Predictor
+from vitkit.reports.page import Html, element, figure, fold, section, table
+
+NO_IMAGES = "No images were given, and this is measured on images: name some, as in vit inspect MODEL IMAGES."
+FILTERS = (
+    "What the model sees pixels through. Trained filters look smoother, with edges, waves and colours; "
+    "untrained ones look like noise."
+)
+POSITIONS = (
+    "Where they were learned, nearby patches have similar embeddings, and rows and columns show as lines; "
+    "class and register tokens are left out."
+)
+DISTANCE = (
+    "How far a head looks from a patch, weighted by its attention, in pixels of the model's input. Below the dashed "
+    "line a head attends to what is near, at the line everywhere alike, above it to what is far away."
+)
+KINDS = {"filters": "sheet told", "positions": "wide told", "distance": "wide chart"}
+"How each picture of the whole model is shown."
+
+
+def weight_sections(found: Findings) -> list[Html]:
+    """Return filters and positions."""
+    shown = (("Filters", "filters", FILTERS), ("Position embeddings", "positions", POSITIONS))
+    return [
+        section(title, element("p", words), drawn(found, name))
+        for title, name, words in shown
+        if name in found.drawings
+    ]
+
+
+def distance_sections(found: Findings) -> list[Html]:
+    """Return the mean attention distance, and its table."""
+    title = "Attention distance"
+    if "distance" in found.undefined:
+        return []
+    if found.distances is None:
+        return [section(title, element("p", NO_IMAGES, class_="note"))]
+    values = found.distances.values
+    columns = ["Layer", *(f"Head {head}" for head in range(values.shape[1])), "Mean"]
+    rows = [
+        [f"{layer}", *(f"{value:.1f}" for value in (*row, row.mean()))] for layer, row in enumerate(values)
+    ]
+    numbers = fold("By layer and head, in pixels", table(columns, rows, right=columns))
+    return [section(title, element("p", DISTANCE), drawn(found, "distance"), numbers)]
+
+
+def photo_parts(found: Findings, predictor: Predictor, options: Rollout) -> list[Html]:
+    """Return a card for each photo, after how to read them."""
+    if not found.photos:
+        was_asked = found.distances is not None or "distance" in found.undefined
+        words = "No photo was to be drawn, or none of them can be read." if was_asked else NO_IMAGES
+        return [element("p", words, class_="note")]
+    cards = (_card(photo, is_open=place == 0) for place, photo in enumerate(found.photos))
+    return [element("p", _how_to_read(predictor, options)), *cards]
+
+
+def missing(found: Findings) -> list[Html]:
+    """Say what is not defined for the model, and why; each reason once."""
+    return [element("p", sentence(line), class_="note") for line in in_short(found.undefined.values())]
+
+
+def _how_to_read(predictor: Predictor, options: Rollout) -> str:
+    grid = grid_in_words(predictor)
+    if not grid:
+        return "What the model takes photos for."
+    config = predictor.model.config
+    assert isinstance(config, ViTConfig | CompactConfig)
+    whose = "of the class token" if reads_class_token(config) else "of all patches, their mean"
+    discarded = f", the smallest {options.discard:.0%} discarded" if options.discard else ""
+    return (
+        f"Maps have {grid}. Bright is much, dark is little, on a scale of each map's own. The numbers beside its name are "
+        "the shares of the whole at the dark and the bright end; a few patches may have more. "
+        f"Rollout multiplies the attention of all layers, {options.fuse} of heads, residual {options.residual:g}{discarded}; "
+        "gradient rollout keeps what raises the logit of one class. "
+        f"Layers and heads show the attention {whose}. Patches of one colour have similar tokens "
+        "after the last layer, and a colour means the same in every photo here."
+    )
+
+
+def _card(photo: Photo, is_open: bool) -> Html:
+    label = [element("p", f"Class: {photo.label}", class_="note")] if photo.label else []
+    tiles = [
+        figure(drawing.png, f"{photo.name}: {drawing.caption}", drawing.caption) for drawing in photo.tiles
+    ]
+    if photo.top:
+        tiles.append(element("ol", *map(_guess, photo.top), class_="guesses"))
+    sheets = (
+        figure(drawing.png, f"{photo.name}: {drawing.caption}", kind="wide") for drawing in photo.sheets
+    )
+    return element(
+        "article",
+        element("h3", photo.name),
+        *label,
+        element("div", *tiles, class_="tiles"),
+        *([fold("Attention of every layer and head", *sheets, is_open=is_open)] if photo.sheets else []),
+    )
+
+
+def _guess(guess: Prediction) -> Html:
+    """Return a class and its probability, over a bar as long as that."""
+    share = guess["probability"]
+    words = f"{share:.1%}" if share >= 0.0005 else "< 0.1%"
+    return element("li", element("span", guess["name"]), element("b", words), style=f"--share:{share:.2%}")
+
+
+def drawn(found: Findings, name: str) -> Html:
+    """Return a picture of the whole model."""
+    drawing = found.drawings[name]
+    return figure(drawing.png, drawing.caption, drawing.caption, kind=KINDS[name])

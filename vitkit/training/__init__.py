@@ -1,0 +1,1 @@
+"""Training: `run.py` is `vitkit.train`, `loop.py` the loop itself."""

@@ -1,0 +1,343 @@
+"""From a config to what a run is made of: data, model, objective, optimiser, loader, evaluator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from vitkit.config import check_settings, override
+from vitkit.data.loader import Loader
+from vitkit.data.memory import cached
+from vitkit.data.open import open_data
+from vitkit.data.pipeline import Pipeline, parse_pipeline
+from vitkit.data.sources.source import Source
+from vitkit.data.spec import DataSpec, as_spec
+from vitkit.errors import InputError
+from vitkit.evaluation.classification import Classification
+from vitkit.evaluation.features import FrozenEvaluator
+from vitkit.evaluation.fewshot import FewShotEvaluator
+from vitkit.evaluation.knn import KNNEvaluator
+from vitkit.evaluation.probe import ProbeEvaluator
+from vitkit.models import build as build_module
+from vitkit.models.configs import ModelConfig, Preprocessing
+from vitkit.models.model import Model
+from vitkit.models.names import default_preprocessing, model_config
+from vitkit.objectives import build_objective
+from vitkit.objectives.objective import Objective
+from vitkit.objectives.patches import check_vit
+from vitkit.objectives.supervised import Supervised
+from vitkit.training.average import Average
+from vitkit.training.config import TrainConfig
+from vitkit.training.distributed import blocks, replicate, shard
+from vitkit.training.durations import Duration, parse_duration
+from vitkit.training.graphs import Passes, Recorded, both_passes
+from vitkit.training.held_out import HeldOut
+from vitkit.training.optimizers import build_optimizer, freeze_parameters
+from vitkit.training.schedules import build_schedule
+from vitkit.weights.load import find_source, load_model
+from vitkit.world import World
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Periods:
+    """The run's durations in steps."""
+
+    total: int
+    log: int
+    evaluate: int
+    checkpoint: int
+    frozen: int
+    per_epoch: float
+
+
+@dataclass
+class Parts:
+    """What a run is made of."""
+
+    periods: Periods
+    source: Source
+    class_names: tuple[str, ...]
+    "Names of the head's classes; an objective without labels has no head."
+    preprocessing: Preprocessing
+    model: Model
+    objective: Objective
+    forward: nn.Module
+    "The objective as a step calls it: replicated over processes, compiled."
+    passes: Passes
+    "What computes a batch's gradients, times a share, and its metrics."
+    optimizer: Optimizer
+    schedule: Callable[[int], float]
+    average: Average | None
+    loader: Loader
+    evaluator: Classification | HeldOut | None
+    evaluated: str
+    "Name of the split that is measured; dev where it is a part of the one that is learned from."
+    frozen: tuple[FrozenEvaluator, ...]
+    "What is measured of frozen features."
+    notes: tuple[str, ...]
+
+
+def build(config: TrainConfig, world: World) -> Parts:
+    """Return all parts of a run, the same on every process."""
+    is_labelled = config.objective.name == "supervised"
+    check_family(config)  # before data is asked for and another family reads the settings of a recipe's model
+    source = open_data(config.data.train, default="train", labelled=is_labelled)
+    periods = resolve_periods(config, len(source))
+    pipeline = parse_pipeline(config.data.pipeline)
+    class_names = source.class_names if is_labelled else ()
+    model, preprocessing, notes = build_model(config, class_names)
+    if pipeline.mix and not is_labelled:
+        pipeline = dataclasses.replace(pipeline, mix=())
+        notes += (f"images are not mixed: {config.objective.name} learns from them as they are",)
+    if not is_labelled and find_source(config.model["name"]).path:
+        notes += (
+            f"a model holds the encoder alone: mask token and what {config.objective.name} adds are new",
+        )
+    check_size(pipeline, source, model)
+    measured = _open_measured(config, source)
+    model.activation_checkpointing = config.activation_checkpointing
+    freeze_parameters(model, config.optimizer.freeze)
+    objective = build_objective(config.objective, model, preprocessing, source.has_several_labels)
+    objective.to(world.device).train()
+    forward = share(config, objective, world)
+    own = [(name, p) for name, p in objective.named_parameters() if not name.startswith("model.")]
+    micro = config.micro_batch if isinstance(config.micro_batch, int) else EVALUATION_BATCH
+    loader = Loader(
+        source,
+        pipeline,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        sampling=config.data.sampling,
+        group=config.data.group,
+        mix_until=_mix_until(config, periods),
+        rank=world.rank,
+        ranks=world.ranks,
+        device=world.device,
+        workers=config.data.workers,
+        cache=config.data.cache,
+        bad_images=config.data.bad_images,
+    )
+    evaluator: Classification | HeldOut | None = None
+    if measured:
+        batch_size = min(micro, loader.count, EVALUATION_BATCH)
+        shared: dict[str, Any] = {
+            "batch_size": batch_size,
+            "world": world,
+            "workers": config.data.workers,
+            "bad_images": config.data.bad_images,
+        }
+        if isinstance(objective, Supervised):
+            evaluator = Classification(measured, preprocessing, sigmoid=objective.sigmoid, **shared)
+        else:
+            evaluator = HeldOut(objective, measured, preprocessing, seed=config.seed, **shared)
+    return Parts(
+        periods,
+        source,
+        class_names,
+        preprocessing,
+        model,
+        objective,
+        forward,
+        Recorded(forward) if config.compile == "graphs" else partial(both_passes, forward),
+        build_optimizer(model, config.optimizer, own),
+        build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch),
+        None if config.average is None else Average(model, config.average),
+        loader,
+        evaluator,
+        "" if measured is None else "dev" if measured.split == source.split else measured.split,
+        build_frozen(config, preprocessing, world, min(micro, loader.count, EVALUATION_BATCH)),
+        (*source.notes, *notes, *(measured.notes if measured else ())),
+    )
+
+
+def check_family(config: TrainConfig) -> None:
+    """Refuse an objective that an untrained model's family isn't made for; a trained one is asked once it is loaded."""
+    if config.objective.name != "supervised" and find_source(config.model["name"]).path is None:
+        check_vit(model_config(config.model["name"]), config.objective.name)
+
+
+def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
+    """Return the durations of a config in steps."""
+    per_epoch = num_images / config.batch_size
+    total = parse_duration(config.duration, per_epoch, what="duration")
+    if total < 1:
+        raise InputError(f"duration {config.duration!r} is no step at all; train for at least one")
+
+    def steps(name: str, value: Duration) -> int:
+        if not (found := parse_duration(value, per_epoch, total, name)):
+            raise InputError(f"{name} must be at least one step, not {value!r}")
+        return found
+
+    return Periods(
+        total,
+        log=min(50, -(-total // 20)) if config.log_every is None else steps("log_every", config.log_every),
+        evaluate=steps("evaluate_every", config.evaluate_every),
+        checkpoint=steps("checkpoint_every", config.checkpoint_every),
+        frozen=steps("frozen.every", config.frozen.every),
+        per_epoch=per_epoch,
+    )
+
+
+def build_model(
+    config: TrainConfig, class_names: tuple[str, ...]
+) -> tuple[Model, Preprocessing, tuple[str, ...]]:
+    """Return the model to train with a head for these classes, its preprocessing, and notes on its origin.
+
+    A trained model keeps its head where it has these very classes, unless new_head asks for another.
+    """
+    settings = {name: value for name, value in config.model.items() if name != "name"}
+    size = settings.pop("image_size", None)
+    if size is None:
+        size = parse_pipeline(config.data.pipeline).size
+    else:
+        size = check_settings(ModelConfig, {"image_size": size}, "model")["image_size"]
+    if settings.pop("num_classes", len(class_names)) != len(class_names):
+        raise InputError(
+            f"num_classes in model differs from the data's {len(class_names)} classes: leave it out"
+        )
+    name, new_head = config.model["name"], settings.pop("new_head", False)
+    if not isinstance(new_head, bool):
+        raise InputError(f"new_head in model is {new_head!r}; expected true or false")
+    torch.manual_seed(config.seed)
+    if find_source(name).path is None:
+        sized = {} if size is None else {"image_size": size}
+        wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
+        return build_module(wanted), given_preprocessing(config, default_preprocessing(wanted)), ()
+    loaded = load_model(name, image_size=size)
+    preprocessing = given_preprocessing(config, loaded.preprocessing)
+    model = _with_settings(loaded.model, settings, name)
+    notes = (f"starts from {name}", *loaded.notes_with(preprocessing))
+    if new_head or loaded.class_names != class_names:
+        model.reset_head(len(class_names))
+        notes += (f"the head is new, for {len(class_names)} classes",) if class_names else ()
+    return model, preprocessing, notes
+
+
+def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
+    """Return a trained model with other settings, such as dropout, which must leave its weights as they are."""
+    wanted = override(model.config, settings, "model")
+    if wanted == model.config:
+        return model
+    changed = build_module(wanted)
+    try:
+        changed.load_state_dict(model.state_dict())
+    except RuntimeError as error:
+        reason = str(error).split("\n\t")[-1].strip()
+        raise InputError(f"model settings don't fit the weights of {name}: {reason}") from None
+    return changed
+
+
+def check_size(pipeline: Pipeline, source: Source, model: Model) -> None:
+    """Refuse a pipeline whose images the model can't take, before anything is computed."""
+    size = pipeline.size
+    if size is None and source.images is not None and not pipeline.image:
+        size = (source.images.shape[1], source.images.shape[2])
+    if size is None:
+        raise InputError(
+            "the pipeline leaves the size of images open: begin it with a crop or resize, such as "
+            f"resize({model.config.size[0]})"
+        )
+    if size != model.config.size:
+        have, want = (f"{height}x{width}" for height, width in (size, model.config.size))
+        raise InputError(f"the pipeline gives images of {have}, the model takes {want}: make them equal")
+
+
+def build_frozen(
+    config: TrainConfig, preprocessing: Preprocessing, world: World, batch_size: int
+) -> tuple[FrozenEvaluator, ...]:
+    """Return what measures frozen features, its data opened and checked."""
+    if not (names := config.frozen.evaluators):
+        return ()
+    try:
+        train = open_data(config.frozen.data or config.data.train, default="train")
+    except InputError as error:
+        if config.frozen.data or config.objective.name == "supervised":
+            raise
+        advice = "frozen.evaluators measure with labels: frozen.data=DATA names data that has them"
+        raise InputError(f"{error}; {advice}") from None
+    test_data = config.frozen.data or config.data.evaluate or config.data.train
+    test = open_data(_other_split(test_data), default="measure", classes=train.class_names)
+    shared: dict[str, Any] = {"world": world, "batch_size": batch_size, "workers": config.data.workers}
+    makers: dict[str, Callable[[], FrozenEvaluator]] = {
+        "fewshot": lambda: FewShotEvaluator(train, test, preprocessing, shots=config.frozen.shots, **shared),
+        "probe": lambda: ProbeEvaluator(train, test, preprocessing, **shared),
+        "knn": lambda: KNNEvaluator(train, test, preprocessing, k=config.frozen.neighbours, **shared),
+    }
+    return tuple(makers[name]() for name in names)
+
+
+def _other_split(data: str) -> DataSpec:
+    """Return DATA without its train split, slice and shots, so that its split to measure on is taken."""
+    spec = as_spec(data)
+    if spec.split not in (None, "train"):
+        return spec
+    return spec.whole
+
+
+def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:
+    """Return the objective as all processes run it together: in its precision, sharded or replicated, compiled."""
+    is_sharded = config.parallel == "fsdp" and torch.distributed.is_initialized()
+    if config.compile == "graphs" and (world.ranks > 1 or is_sharded or world.device.type != "cuda"):
+        raise InputError("compile=graphs is for one process with a CUDA GPU; take compile=true")
+    dtype = compute_dtype(config, world.device)
+    forward: nn.Module = objective
+    if is_sharded:
+        if config.compile:
+            for block in blocks(objective.model):
+                block.compile(dynamic=False)
+        shard(objective, dtype)
+        return objective
+    objective.dtype = dtype
+    if world.ranks > 1:
+        forward = replicate(objective, world)
+    if config.compile:
+        forward.compile(dynamic=False)
+    return forward
+
+
+def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """Return what activations are computed in."""
+    if config.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+
+
+def _open_measured(config: TrainConfig, source: Source) -> Source | None:
+    if config.data.evaluate is None:
+        return None
+    is_labelled = config.objective.name == "supervised"
+    classes = source.class_names if is_labelled else None
+    measured = open_data(config.data.evaluate, default="measure", classes=classes, labelled=is_labelled)
+    measured = cached(measured, config.data.cache)
+    if is_labelled and measured.has_several_labels != source.has_several_labels:
+        raise InputError(
+            f"{config.data.evaluate} and {config.data.train} differ in whether images have several labels"
+        )
+    return measured
+
+
+def _mix_until(config: TrainConfig, periods: Periods) -> int | None:
+    if config.data.mix_until is None:
+        return None
+    return parse_duration(config.data.mix_until, periods.per_epoch, periods.total, "mix_until")
+
+
+def given_preprocessing(config: TrainConfig, base: Preprocessing) -> Preprocessing:
+    """Return a model's preprocessing with what the config says of it."""
+    given: dict[str, Any] = {
+        field.name: value
+        for field in dataclasses.fields(config.preprocessing)
+        if (value := getattr(config.preprocessing, field.name)) is not None
+    }
+    if given.get("crop_fraction") == 0:
+        given["crop_fraction"] = None
+    return dataclasses.replace(base, **given)

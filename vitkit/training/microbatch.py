@@ -1,0 +1,78 @@
+"""How many images one forward pass takes: a step's share, cut into equal parts of whole mixing groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vitkit.data.draws import Draw
+from vitkit.data.loader import Batch
+from vitkit.errors import InputError
+from vitkit.training.build import Parts
+from vitkit.training.distributed import alone, gradients_stay
+from vitkit.training.state import make_memory
+from vitkit.world import World
+
+SEARCHED = ("cuda",)  # devices that say when their memory is full
+
+
+def sizes(count: int, group: int) -> list[int]:
+    """Return the micro-batches that a process's share of a batch can be cut into, the largest first."""
+    return [
+        count // parts for parts in range(1, count + 1) if count % parts == 0 and count // parts % group == 0
+    ]
+
+
+def check(size: int, count: int, group: int) -> int:
+    """Return a micro-batch that was asked for, or say which ones there are."""
+    if size not in sizes(count, group):
+        near = ", ".join(map(str, sizes(count, group)[:6]))
+        raise InputError(
+            f"micro_batch {size} doesn't divide {count} images into whole groups of {group}: try {near}"
+        )
+    return size
+
+
+def largest_that_fits(parts: Parts, group: int, world: World) -> int:
+    """Return the largest micro-batch for which every process has enough memory; the parts can't be trained after it.
+
+    Sizes grow until one fails, since FSDP2 delivers no gradients after a backward pass that failed. They are tried
+    uncompiled, for each would be compiled anew, and alone, so that no process waits for one that is out of memory.
+    """
+    found, batch = 0, parts.loader[0]
+    world.sum(torch.zeros(1, device=world.device))  # NCCL takes its memory when it is first used
+    with alone(parts.forward), torch.compiler.set_stance("force_eager"):
+        for size in reversed(sizes(parts.loader.count, group)):
+            if world.any(not fits(parts, batch, size)):
+                break
+            found = size
+    if not found:
+        raise InputError(
+            "out of memory even with the smallest micro-batch: set activation_checkpointing=true, "
+            "or take a smaller model"
+        )
+    return found
+
+
+def fits(parts: Parts, batch: Batch, size: int) -> bool:
+    """Say whether this process has enough memory for a micro-batch."""
+    try:
+        attempt(parts, batch, size)
+        return True
+    except torch.OutOfMemoryError:
+        return False
+
+
+def attempt(parts: Parts, batch: Batch, size: int) -> None:
+    """Take the memory of a step: the second micro-batch runs beside the gradients of the first."""
+    if not parts.optimizer.state:
+        make_memory(parts.optimizer)
+    stop = min(2 * size, parts.loader.count)
+    for start in range(0, stop, size):
+        part = {name: tensor[start : start + size] for name, tensor in batch.items()}
+        part = parts.objective.prepare(part, Draw(0, 0, np.arange(start, start + size), "objective"))
+        with gradients_stay(parts.forward, parts.model, held=start + size < stop):
+            loss = parts.forward(part)[0]
+            parts.loader.take_memory()
+            loss.backward()
+    parts.optimizer.zero_grad(set_to_none=True)

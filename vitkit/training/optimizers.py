@@ -1,0 +1,280 @@
+"""Optimisers: which parameters learn, how fast, and with how much decay."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitkit.errors import InputError, did_you_mean
+from vitkit.models.model import HEAD
+from vitkit.training.adafactor import Adafactor, Group, MomentumDtype, MomentumOptimizer, dtype_of, local
+
+# What some optimisers read and others don't; a setting that is given and not read is refused.
+READS: dict[str, tuple[str, ...]] = {
+    "adam": ("betas",),
+    "adamw": ("betas", "momentum_dtype"),
+    "sgd": ("momentum", "momentum_dtype"),
+    "adafactor": ("momentum", "momentum_dtype"),
+}
+# Where a model's embedding is, by the start of a parameter's name.
+EMBEDDING = (
+    *("patch_embed.", "cls_token", "reg_token", "pos_embed"),  # ViT and hybrids
+    "stem.",  # BiT
+    *("tokenizer.", "classifier.class_emb", "classifier.positional_emb"),  # Compact Transformers
+)
+BLOCK = re.compile(r"(classifier\.)?blocks\.\d+\.|stages\.\d+\.blocks\.\d+\.")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients become new weights."""
+
+    name: Literal["adam", "adamw", "sgd", "adafactor"] = "adamw"
+    "Update rule. The papers' Adam is 'adamw', whose decay is decoupled; 'adam' adds weight_decay times the weights to the gradient."
+    learning_rate: float = 1e-3
+    "Peak learning rate."
+    weight_decay: float = 0.0
+    "Share of each decayed weight, times the scheduled learning rate, that a step takes away (torch.optim.AdamW's convention)."
+    head_weight_decay: float | None = None
+    "Weight decay of the classification layer; left open, it is that of the body."
+    decay: Literal["kernels", "matrices", "all"] = "kernels"
+    "What decays: kernels of dense layers and convolutions, also tokens and position tables (timm's rule: all with two or more dimensions), or everything."
+    betas: tuple[float, float] = (0.9, 0.999)
+    "Adam's decay rates of first and second moment."
+    momentum: float = 0.9
+    "Momentum of sgd (a sum) and adafactor (an average); 0 keeps none."
+    momentum_dtype: MomentumDtype = "float32"
+    "How momentum is stored between steps; Scaling ViT and the official fine-tuning use bfloat16."
+    layer_decay: float = 1.0
+    "Factor on the learning rate from each block to the one before it; the head learns at the full rate, the embedding slowest."
+    freeze: tuple[str, ...] = ()
+    "Parameters that don't learn, by name; * stands for any text, as in 'blocks.*' or '*.bias'."
+    clip_norm: float | None = None
+    "Largest global norm of the gradient; a longer one is scaled down to it."
+
+    def __post_init__(self) -> None:
+        if self.name not in READS:
+            raise InputError(f"optimizer is {self.name!r}; expected one of {', '.join(READS)}")
+        for name in ("betas", "momentum", "momentum_dtype"):
+            if name not in READS[self.name] and getattr(self, name) != getattr(OptimizerConfig, name):
+                raise InputError(f"{name} has no meaning for optimizer {self.name!r}: leave it out")
+        if self.momentum_dtype != OptimizerConfig.momentum_dtype and not self.momentum:
+            raise InputError("momentum_dtype has no meaning without momentum: leave it out")
+        if self.decay != OptimizerConfig.decay and not (self.weight_decay or self.head_weight_decay):
+            raise InputError("decay has no meaning without weight_decay: leave it out")
+        for name in ("learning_rate", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:
+                raise InputError(f"{name} must be above 0, not {value:g}")
+        for name in ("weight_decay", "head_weight_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise InputError(f"{name} must be at least 0, not {value:g}")
+        for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
+            if not 0.0 <= value < 1.0:
+                raise InputError(f"{name} must be at least 0 and below 1, not {value:g}")
+        if not 0.0 < self.layer_decay <= 1.0:
+            raise InputError(f"layer_decay must be above 0 and at most 1, not {self.layer_decay:g}")
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, extra_parameters: Iterable[tuple[str, nn.Parameter]] = ()
+) -> Optimizer:
+    """Return the optimiser of a model and of an objective's own named parameters.
+
+    `model` is the bare one, not its DDP or compiled wrapper, with frozen what shall not learn (freeze_parameters);
+    its parameters may be sharded by FSDP2 already.
+    """
+    groups = parameter_groups(model, config, extra_parameters)
+    lr = config.learning_rate
+    first = groups[0]["params"][0]
+    together: dict[str, Any] = dict(foreach=True) if first.device.type in ("cuda", "cpu") else {}
+    fused: dict[str, Any] = dict(fused=True) if first.is_cuda else together
+    momentum: dict[str, Any] = dict(momentum=config.momentum, momentum_dtype=config.momentum_dtype)
+    in_float32 = config.momentum_dtype == "float32"
+    optimizer: Optimizer
+    if config.name == "adam":
+        optimizer = torch.optim.Adam(groups, lr, config.betas, **fused)
+    elif config.name == "adamw" and in_float32:
+        optimizer = torch.optim.AdamW(groups, lr, config.betas, **fused)
+    elif config.name == "adamw":
+        optimizer = AdamW(groups, lr, config.betas, config.momentum_dtype)
+    elif config.name == "adafactor":
+        optimizer = Adafactor(groups, lr, **momentum)
+    elif in_float32 and not any(group["weight_decay"] for group in groups):
+        # PyTorch's fused SGD, unlike its Adam, takes no shards.
+        optimizer = torch.optim.SGD(
+            groups, lr, config.momentum, **(together if hasattr(first, "to_local") else fused)
+        )
+    else:
+        optimizer = SGD(groups, lr, **momentum)
+    set_learning_rate(optimizer, lr)
+    return optimizer
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Give every group the learning rate times its own `lr_scale`."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["lr_scale"]
+
+
+@torch.no_grad()
+def clip_gradients(optimizer: Optimizer, clip_norm: float | None) -> Tensor:
+    """Scale the gradients down to the global norm `clip_norm`, if any; return the norm they had, on their device."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    foreach = parameters[0].device.type in ("cuda", "cpu") or None  # by itself it isn't used for shards
+    norm = nn.utils.get_total_norm(gradients, foreach=foreach)
+    if hasattr(norm, "full_tensor"):
+        norm = norm.full_tensor()
+    if clip_norm is not None:
+        torch._foreach_mul_([local(gradient) for gradient in gradients], (clip_norm / norm).clamp_(max=1.0))
+    return norm
+
+
+def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Stop the parameters whose names match a pattern from learning; DDP and FSDP want that done before they wrap."""
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        names = [name for name in parameters if fnmatch.fnmatchcase(name, pattern)]
+        if not names:
+            parts = {name[: dot.start()] + ".*" for name in parameters for dot in re.finditer(r"\.", name)}
+            near = did_you_mean(pattern, [*sorted(parts), *parameters])
+            raise InputError(f"freeze: no parameter of the model matches {pattern!r}{near}")
+        for name in names:
+            parameters[name].requires_grad_(False)
+
+
+def parameter_groups(
+    model: nn.Module, config: OptimizerConfig, extra_parameters: Iterable[tuple[str, nn.Parameter]] = ()
+) -> list[Group]:
+    """Return the parameters that learn, grouped by `lr_scale` and `weight_decay`."""
+    parameters = dict(model.named_parameters())
+    if config.head_weight_decay is not None and not any(name.startswith(HEAD) for name in parameters):
+        raise InputError("this trains no head, which optimizer.head_weight_decay is for: set it to null")
+    scales = learning_rate_scales(parameters, config.layer_decay)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+
+    def put(name: str, parameter: nn.Parameter, scale: float, weight_decay: float) -> None:
+        if parameter.requires_grad:
+            weight_decay = weight_decay if decays(name, parameter, config.decay) else 0.0
+            groups.setdefault((scale, weight_decay), []).append(parameter)
+
+    for name, parameter in parameters.items():
+        in_head = name.startswith(HEAD) and config.head_weight_decay is not None
+        weight_decay = config.head_weight_decay if in_head else config.weight_decay
+        assert weight_decay is not None
+        put(name, parameter, scales[name], weight_decay)
+    for name, parameter in extra_parameters:
+        put(name, parameter, 1.0, config.weight_decay)
+    if not groups:
+        raise InputError("no parameter is left to learn: freeze fewer of them")
+    return [
+        dict(params=members, lr_scale=scale, weight_decay=weight_decay)
+        for (scale, weight_decay), members in groups.items()
+    ]
+
+
+def decays(name: str, parameter: Tensor, rule: str) -> bool:
+    """Say whether a parameter decays; kernels alone are named `weight` and have two or more dimensions."""
+    if rule == "all":
+        return True
+    return parameter.ndim >= 2 and (rule == "matrices" or name.split(".")[-1] == "weight")
+
+
+def learning_rate_scales(names: Collection[str], layer_decay: float) -> dict[str, float]:
+    """Return each parameter's factor on the learning rate: layer_decay to the power of its distance from the head.
+
+    Layers are the embedding, the encoder's blocks (a ResNet's units), and all that comes after them.
+    """
+    blocks = {name: block[0] for name in names if (block := BLOCK.match(name))}
+    order = {block: number for number, block in enumerate(dict.fromkeys(blocks.values()), start=1)}
+    last = len(order) + 1
+
+    def layer(name: str) -> int:
+        if name in blocks:
+            return order[blocks[name]]
+        return 0 if name.startswith(EMBEDDING) else last
+
+    return {name: layer_decay ** (last - layer(name)) for name in names}
+
+
+class SGD(MomentumOptimizer):
+    """SGD with decoupled weight decay, times the learning rate, and momentum stored in a dtype of choice."""
+
+    def update(self, group: Group, parameters: list[Tensor]) -> None:
+        updates = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if group["momentum"]:
+            stored = [local(self._momentum(parameter, group)) for parameter in parameters]
+            moments = [buffer.float() for buffer in stored]  # the buffers themselves where they are float32
+            torch._foreach_mul_(moments, group["momentum"])
+            torch._foreach_add_(moments, updates)
+            if group["momentum_dtype"] != "float32":
+                torch._foreach_copy_(stored, moments)
+            updates = moments
+        values = [local(parameter) for parameter in parameters]
+        if group["weight_decay"]:
+            torch._foreach_mul_(values, 1.0 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(values, updates, alpha=-group["lr"])
+
+    def _momentum(self, parameter: Tensor, group: Group) -> Tensor:
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype_of(group))
+        return state["momentum_buffer"]
+
+
+class AdamW(MomentumOptimizer):
+    """torch.optim.AdamW, with its first moment stored in a dtype of choice; the update reads it unrounded."""
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        momentum_dtype: MomentumDtype = "bfloat16",
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = dict(lr=lr, betas=betas, momentum_dtype=momentum_dtype, weight_decay=weight_decay)
+        Optimizer.__init__(self, params, defaults)
+
+    def update(self, group: Group, parameters: list[Tensor]) -> None:
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        states = [self._state(parameter, group) for parameter in parameters]
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1.0)
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+
+        stored = [local(state["momentum_buffer"]) for state in states]
+        moments = [buffer.float() for buffer in stored]
+        torch._foreach_lerp_(moments, gradients, 1.0 - beta1)
+        if group["momentum_dtype"] != "float32":
+            torch._foreach_copy_(stored, moments)
+        squares = [local(state["square"]) for state in states]
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1.0 - beta2)
+
+        scales = torch._foreach_sqrt(squares)
+        torch._foreach_div_(scales, [math.sqrt(1.0 - beta2 ** float(step)) for step in steps])
+        torch._foreach_add_(scales, 1e-8)
+        values = [local(parameter) for parameter in parameters]
+        torch._foreach_mul_(values, 1.0 - lr * group["weight_decay"])
+        torch._foreach_addcdiv_(
+            values, moments, scales, scalars=[-lr / (1.0 - beta1 ** float(step)) for step in steps]
+        )
+
+    def _state(self, parameter: Tensor, group: Group) -> dict[str, Tensor]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype_of(group))
+            state["square"] = torch.zeros_like(parameter)
+        return state

@@ -1,0 +1,134 @@
+"""Pictures of what a model without labels has learned: a few fixed images, what is left of them, what it makes of that."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from vitkit.data.draws import Draw
+from vitkit.data.evaluation import evaluation_pipeline
+from vitkit.data.fetch import MOST_REPLACEMENTS
+from vitkit.data.loader import EvaluationLoader
+from vitkit.data.sheet import spread
+from vitkit.data.sources.source import Source, Subset
+from vitkit.errors import InputError
+from vitkit.figures.tiles import cut_text, load_font
+from vitkit.files import written_whole
+from vitkit.training.build import Parts
+from vitkit.training.config import TrainConfig
+from vitkit.training.log import Listener
+from vitkit.world import World
+
+FOLDER = "pictures"
+HEADINGS = ("image", "given", "predicted")
+NUM_IMAGES = 4
+GAP = 4
+SIDE = 128
+"Smaller images are magnified by a whole number, up to about this many pixels."
+
+
+class Pictures:
+    """Draws the same images with the same choices every time; of a run's pictures the first and the last are kept."""
+
+    def __init__(
+        self, config: TrainConfig, parts: Parts, path: Path, listener: Listener, world: World
+    ) -> None:
+        self.parts, self.path, self.listener, self.world = parts, path, listener, world
+        self.seed = config.seed
+        self.source: Source = parts.evaluator.source if parts.evaluator else parts.source
+        self.images: Tensor | None = None
+        self.can_draw = True
+
+    def draw(self, step: int) -> None:
+        """Write the picture of a step; each process takes part, since weights may be spread over them."""
+        if not self.can_draw:
+            return
+        if self.images is None:
+            try:
+                self.images, self.draws = self.read()
+            except InputError as error:
+                self.listener.note(f"no pictures: {error}")
+                self.can_draw = False
+                return
+            self.listener.note(f"pictures of what it learns: {self.path / FOLDER}")
+        objective = self.parts.objective.eval()
+        try:
+            with torch.no_grad():
+                panels = objective.pictures({"image": self.images}, self.draws)
+        finally:
+            objective.train()
+        if panels is None or not self.world.is_first:
+            return
+        folder = self.path / FOLDER
+        folder.mkdir(exist_ok=True)
+        with written_whole(folder / f"{step:08d}.png") as part:
+            Image.fromarray(sheet(panels.cpu().numpy())).save(part, "PNG")
+        for file in drawn(self.path)[1:-1]:
+            file.unlink()
+
+    def read(self) -> tuple[Tensor, Draw]:
+        """Return images evenly spread over the source, with their choices; one that can't be read gives way to the next."""
+        found: dict[int, Tensor] = {}
+        first = None
+        for start, stop in pairwise([*spread(len(self.source), NUM_IMAGES).tolist(), len(self.source)]):
+            for index in range(start, stop)[:MOST_REPLACEMENTS]:
+                try:
+                    found[index] = self.read_one(index)
+                    break
+                except InputError as error:
+                    first = first or error
+        if first and not found:
+            raise first
+        return torch.cat([*found.values()]), Draw(self.seed, 0, np.array([*found]), "pictures")
+
+    def read_one(self, index: int) -> Tensor:
+        [batch] = EvaluationLoader(
+            Subset(self.source, np.array([index])),
+            evaluation_pipeline(self.parts.preprocessing),
+            batch_size=1,
+            device=self.world.device,
+            workers=0,
+        )
+        return batch["image"]
+
+
+def cut_pictures(path: Path, step: int) -> None:
+    """Remove the pictures of later steps, as a run does that goes on from there."""
+    for file in drawn(path):
+        if int(file.stem) > step:
+            file.unlink()
+
+
+def drawn(path: Path) -> list[Path]:
+    """Return a run's pictures, by step."""
+    return sorted((path / FOLDER).glob("[0-9]" * 8 + ".png"))
+
+
+def sheet(panels: np.ndarray) -> np.ndarray:
+    """Return panels (rows, 3, channels, height, width) as one picture (height, width, 3), with headings."""
+    rows, columns, channels, height, width = panels.shape
+    scale = max(1, SIDE // max(height, width))
+    colors = (
+        panels if channels == 3 else panels.mean(axis=2, keepdims=True).astype(np.uint8).repeat(3, axis=2)
+    )
+    large = colors.repeat(scale, axis=3).repeat(scale, axis=4)
+    padded = np.pad(large, ((0, 0),) * 3 + ((0, GAP),) * 2, constant_values=255)
+    joined = padded.transpose(0, 3, 1, 4, 2).reshape(
+        rows * (scale * height + GAP), columns * (scale * width + GAP), 3
+    )
+    return np.concatenate([headings(scale * width), joined[:-GAP, :-GAP]])
+
+
+def headings(width: int) -> np.ndarray:
+    """Return the line (height, width, 3) above columns of this width; its letters grow with them."""
+    size = max(12, width // 14)
+    font = load_font(size)
+    line = Image.new("RGB", (len(HEADINGS) * (width + GAP) - GAP, size * 3 // 2), "white")
+    for column, words in enumerate(HEADINGS):
+        ImageDraw.Draw(line).text((column * (width + GAP), 0), cut_text(words, font, width), "black", font)
+    return np.asarray(line)

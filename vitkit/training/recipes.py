@@ -1,0 +1,134 @@
+"""Recipes: one YAML file per published run, its command, cost and result at the head; and the configs they become."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import vitkit
+from vitkit.config import check_settings, from_dict, merge, read_yaml, type_hints
+from vitkit.errors import InputError, did_you_mean
+from vitkit.models.configs import ModelConfig
+from vitkit.models.names import SHAPE, model_config
+from vitkit.runs import CONFIG, ROOT
+from vitkit.training.config import TrainConfig
+
+# Other words for settings.
+WORDS = {
+    "lr": "optimizer.learning_rate",
+    "wd": "optimizer.weight_decay",
+    "ema": "average",
+    **dict.fromkeys(("epochs", "steps", "num_epochs", "max_steps"), "duration"),
+    **dict.fromkeys(("batch", "bs"), "batch_size"),
+}
+FOLDER = Path(vitkit.__file__).parent / "recipes"
+
+
+def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
+    """Return the config of a recipe, by name or file, with `key=value` changes made.
+
+    objective=NAME is short for 'objective={name: NAME}', since settings of one objective mean nothing to another; and
+    model.name=NAME of another model drops the shape that the recipe gives its own, and what the other's family hasn't.
+    """
+    path = find(recipe)
+    settings = read_yaml(_text(path), path.name)
+    if isinstance(settings.get("objective"), str):
+        settings["objective"] = {"name": settings["objective"]}
+    whole = [re.sub(r"^objective=(\w+)$", r"objective={name: \1}", change) for change in changes]
+    for change in changes:
+        key, _, name = (part.strip() for part in change.partition("="))
+        if key == "model.name" and isinstance(settings.get("model"), dict):
+            settings["model"] = _for_name(settings["model"], name)
+    settings = merge(settings, whole)
+    for name in settings:
+        if where := elsewhere(name):
+            raise InputError(f"unknown setting {name!r} in the config; did you mean {where!r}?")
+    return from_dict(TrainConfig, {"name": path.stem, **settings}, "the config")
+
+
+def _for_name(model: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a recipe's settings of its model for one of another name: without the shape that the new one stands for."""
+    if name == model.get("name") or not any(key in model for key in SHAPE):
+        return model
+    kept = {key: value for key, value in model.items() if key not in SHAPE}
+    try:
+        family = type(model_config(name))
+    except InputError:  # trained weights, whose family isn't known yet
+        return kept
+    return {key: value for key, value in kept.items() if key == "name" or _fits(family, key, value)}
+
+
+def _fits(family: type[ModelConfig], key: str, value: Any) -> bool:
+    try:
+        check_settings(family, {key: value}, "model")
+    except InputError:
+        return False
+    return True
+
+
+def elsewhere(name: str) -> str | None:
+    """Return the full name of a setting that was named without its section, or by another word."""
+    if name in type_hints(TrainConfig):
+        return None
+    for section, hint in type_hints(TrainConfig).items():
+        if dataclasses.is_dataclass(hint) and name in {field.name for field in dataclasses.fields(hint)}:
+            return f"{section}.{name}"
+    return WORDS.get(name)
+
+
+def find(recipe: str | Path) -> Path:
+    """Return a recipe's file; an existing path wins over a name."""
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    names = {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
+    if str(recipe) in names:
+        return names[str(recipe)]
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise InputError(f"no such recipe file: {recipe}")
+    if Path(ROOT, recipe, CONFIG).is_file():
+        raise InputError(
+            f"{str(recipe)!r} is a run, no recipe: `vit train {Path(ROOT, recipe)}` goes on with it"
+        )
+    hint = did_you_mean(str(recipe), names) or ";"
+    raise InputError(f"unknown recipe {str(recipe)!r}{hint} `vit recipes` lists them all")
+
+
+def list_recipes(pattern: str = "*") -> list[dict[str, Any]]:
+    """Return the recipes whose names match, each with what its head says of it."""
+    paths = [path for path in sorted(FOLDER.glob("*.yaml")) if fnmatch.fnmatchcase(path.stem, pattern)]
+    if not paths:
+        hint = did_you_mean(pattern, (path.stem for path in FOLDER.glob("*.yaml"))) or ";"
+        raise InputError(f"no recipe matches {pattern!r}{hint} `vit recipes` lists them all")
+    return [{"name": path.stem, **head(_text(path))} for path in paths]
+
+
+def head(text: str) -> dict[str, str]:
+    """Return what the comment at a recipe's head says: its first line, then lines such as '# Result: ...'."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line[1:].strip())
+    found = {"about": lines[0] if lines else ""}
+    key = "about"
+    for line in lines[1:]:
+        if match := re.fullmatch(r"([A-Z][a-z]+): (.*)", line):
+            key = match[1].lower()
+            found[key] = match[2]
+        elif line:
+            found[key] += " " + line
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from None

@@ -1,0 +1,250 @@
+"""`train`: a recipe, or a run to go on with, becomes a trained model in its run folder."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit.config import from_dict, merge, to_dict
+from vitkit.data.parts import Unreadable
+from vitkit.data.splits import counted
+from vitkit.errors import InputError
+from vitkit.predictor import choose_device
+from vitkit.runs import (
+    CONFIG,
+    FREE,
+    ROOT,
+    RunFolder,
+    named_path,
+    read_config,
+    read_metrics,
+    read_record,
+    run_name,
+)
+from vitkit.training import microbatch
+from vitkit.training.build import Parts, build, compute_dtype
+from vitkit.training.checkpoints import on_first_rank
+from vitkit.training.config import TrainConfig
+from vitkit.training.describe import describe, device_name
+from vitkit.training.estimate import estimate
+from vitkit.training.log import Listener, Silent
+from vitkit.training.loop import fit
+from vitkit.training.pictures import drawn
+from vitkit.training.recipes import resolve
+from vitkit.training.results import Results
+from vitkit.weights.load import lies_in
+from vitkit.world import World, join_world
+
+
+def train(
+    recipe: str | Path,
+    changes: Sequence[str] = (),
+    *,
+    run: str | None = None,
+    device: str = "auto",
+    force: bool = False,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train a recipe with `key=value` changes, or go on with a run; return what `vit train --json` prints.
+
+    run: name of the run folder in runs/, or a path; left open, the recipe's name and a hash of its config.
+    force: begin anew, whatever the run folder holds.
+    """
+    changes = [changes] if isinstance(changes, str) else changes
+    if Path(recipe, CONFIG).is_file():
+        for change in changes:
+            if change.partition("=")[0].strip() not in FREE:
+                raise InputError(
+                    f"a run goes on with its own settings, not with {change}; to change some, train its recipe "
+                    "as another run"
+                )
+        if run is not None:
+            raise InputError(f"{recipe} is a run and goes on where it is: leave out --run {run}")
+        settings = merge(read_config(recipe), changes)
+        path, config = Path(recipe), from_dict(TrainConfig, settings, f"{recipe}/{CONFIG}")
+    else:
+        config = resolve(recipe, changes)
+        path = run_path(config, run)
+    return train_config(config, path, device=device, force=force, listener=listener)
+
+
+def train_config(
+    config: TrainConfig,
+    path: Path,
+    *,
+    device: str = "auto",
+    force: bool = False,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train a config in a run folder, from where it stands."""
+    if lies_in(config.model["name"], path):
+        raise InputError(f"{path} holds {config.model['name']}, where the training starts: name another run")
+    with join_world(choose_device(device)) as world:
+        listener = listener if listener and world.is_first else Silent()
+        folder: RunFolder | None = None
+
+        def open_folder() -> None:
+            nonlocal folder
+            folder = RunFolder(path, to_dict(config), force=force, complete=_completed)
+
+        on_first_rank(open_folder)
+        try:
+            return _train(config, path, folder, world, listener)
+        except BaseException as error:
+            if folder and folder.is_new and not folder.record["steps"]:
+                folder.withdraw()  # nothing was trained: settings were wrong
+            elif folder and folder.record["status"] != "done":
+                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                with suppress(InputError):  # a full disk, say: what is told is the error itself
+                    folder.update(status=status, message=str(error).split("\n")[0])
+            raise
+        finally:
+            listener.stop()
+            if folder:
+                folder.close()
+
+
+def _train(
+    config: TrainConfig, path: Path, folder: RunFolder | None, world: World, listener: Listener
+) -> dict[str, Any]:
+    parts = build(config, world)
+
+    def take_folder() -> None:
+        if folder:
+            folder.clear()  # not before the new run can be built
+            folder.check_data(identity(parts))
+
+    on_first_rank(take_folder)
+    images = parts.periods.total * config.batch_size
+    cost = estimate(parts.objective, images, world.device, compute_dtype(config, world.device), world.ranks)
+    faster = "a GPU" if world.device.type != "cuda" else "" if config.compile else "compile=true"
+    for line in dict.fromkeys(
+        (*parts.notes, *describe(config, parts, world), *cost.lines(config.duration, faster))
+    ):
+        listener.note(line)
+    micro_batch = choose_micro_batch(config, parts, folder, world)
+    if micro_batch is None:
+        micro_batch = microbatch.largest_that_fits(parts, mixing_group(parts), world)
+        del parts
+        gc.collect()
+        torch.cuda.empty_cache()
+        parts = build(config, world)  # with the weights of a run that searched for nothing
+    if folder:
+        folder.update(
+            command=folder.record["command"] or command_line(world),
+            environment={**folder.record["environment"], **environment(world)},
+            cost={"parameters": cost.parameters, "exaflops": cost.exaflops},
+            micro_batch=micro_batch,
+        )
+    results = Results(config, parts, path, folder, listener, world, cost)
+    try:
+        is_done = fit(config, parts, micro_batch, results, world)
+        results.finish(is_done)
+    finally:
+        results.journal.close()
+    unreadable = world.collect(parts.loader.bad | (parts.evaluator.loader.bad if parts.evaluator else {}))
+    if unreadable:
+        listener.note(f"{counted(len(unreadable), 'image')} could not be read, left out:")
+        for where, reason in unreadable.items():
+            listener.note(f"  {where}: {reason}")
+    return summary(path, parts, unreadable) if world.is_first else {}
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's settings with those that have come since, as they were then."""
+    return to_dict(from_dict(TrainConfig, settings, CONFIG))
+
+
+def run_path(config: TrainConfig, run: str | None) -> Path:
+    """Return the folder of a run, whose own name leaves open what may change on the way (FREE)."""
+    if run is not None:
+        return named_path(run)
+    settings = merge(to_dict(config), [f"{name}={value}" for name, value in FREE.items()])
+    return Path(ROOT, run_name(config.name, settings))
+
+
+def identity(parts: Parts) -> dict[str, Any]:
+    """Return what tells a run's training data from another's: how many images, and which classes."""
+    names = hashlib.sha256(json.dumps(parts.class_names).encode()).hexdigest()[:16]
+    return {"images": len(parts.source), "classes": len(parts.class_names), "class_names": names}
+
+
+def choose_micro_batch(
+    config: TrainConfig, parts: Parts, folder: RunFolder | None, world: World
+) -> int | None:
+    """Return the images of one forward pass: as asked, or as kept with the run; None where they are to be found."""
+    count, group = parts.loader.count, mixing_group(parts)
+    if isinstance(config.micro_batch, int):
+        return microbatch.check(config.micro_batch, count, group)
+    if config.micro_batch is None or world.device.type not in microbatch.SEARCHED:
+        return count
+    known = folder.record["micro_batch"] if folder else None
+    known = int(world.gather(torch.tensor([known or 0])).max())
+    return known if known in microbatch.sizes(count, group) else None
+
+
+def mixing_group(parts: Parts) -> int:
+    """Return how many neighbouring images a micro-batch must not part."""
+    return parts.loader.group if parts.loader.pipeline.mix else 1
+
+
+def command_line(world: World) -> str:
+    """Return the command that runs this process, as people type it."""
+    program, *arguments = sys.argv
+    words = ["vit", *arguments] if Path(program).name in ("__main__.py", "vit") else sys.argv
+    if world.ranks > 1:
+        words = [
+            "torchrun",
+            f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', world.ranks)}",
+            "-m",
+            "--",
+        ]
+        words += ["vitkit", *arguments]
+    return shlex.join(words)
+
+
+def environment(world: World) -> dict[str, Any]:
+    """Return what the run's numbers depend on beside its config."""
+    import vitkit
+
+    return {
+        "vitkit": vitkit.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device_name(world.device),
+        "processes": world.ranks,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def summary(path: Path, parts: Parts, unreadable: Mapping[str, str]) -> dict[str, Any]:
+    """Return the run in short: its record, and the last value of each metric."""
+    last: dict[str, Any] = {}
+    for line in read_metrics(path):
+        last |= line
+    rates = [line["images_per_second"] for line in read_metrics(path) if line.get("images_per_second")]
+    record = read_record(path)
+    keys = ("name", "status", "step", "steps", "seconds", "best", "cost", "environment")
+    return {
+        **{key: record[key] for key in keys},
+        "metrics": {key: value for key, value in last.items() if key not in ("step", "seconds")}
+        | ({"images_per_second": statistics.median(rates)} if rates else {}),
+        "run": str(path),
+        "model": str(path / "model") if (path / "model").is_dir() else None,
+        "pictures": [str(file) for file in drawn(path)],
+        "classes": len(parts.class_names),
+        "pool": getattr(parts.model.config, "pool", None),
+        "unreadable": [Unreadable(*entry)._asdict() for entry in unreadable.items()],
+    }

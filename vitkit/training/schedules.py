@@ -1,0 +1,103 @@
+"""The learning rate as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from vitkit.errors import InputError
+from vitkit.training.durations import Duration, parse_duration, split_duration
+
+# What each schedule reads beside its warm-up; any other setting that is given is refused.
+READS: dict[str, tuple[str, ...]] = {
+    "cosine": ("end", "cooldown", "warmup_inside"),
+    "linear": ("end", "cooldown", "warmup_inside"),
+    "rsqrt": ("timescale", "cooldown"),
+    "step": ("drops",),
+    "constant": (),
+}
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How the learning rate moves from step to step; its peak belongs to the optimiser."""
+
+    name: Literal["cosine", "linear", "rsqrt", "step", "constant"] = "cosine"
+    "Shape after the warm-up: half a cosine, a straight line, base / sqrt(1 + steps / timescale), tenfold drops (step), or flat (constant)."
+    warmup: Duration = 0
+    "Length of the linear rise at the start."
+    warmup_from: float = 0.0
+    "Learning rate at step 0 of the warm-up."
+    warmup_inside: bool = False
+    "Whether cosine and linear fall from step 0 on, the warm-up hiding their beginning, as timm's do; otherwise from its end on."
+    end: float = 0.0
+    "Learning rate that cosine and linear reach."
+    cooldown: Duration = 0
+    "Last stretch of the run: rsqrt falls linearly to 0 in it, cosine and linear have reached `end` and stay there."
+    timescale: Duration = 10_000
+    "Time after which rsqrt has fallen by a factor of sqrt(2)."
+    drops: tuple[Duration, ...] = ("30%", "60%", "90%")
+    "Steps, counted from 0, after which the schedule 'step' divides the learning rate by 10; the step named is the last before the drop."
+
+    def __post_init__(self) -> None:
+        if self.name not in READS:
+            raise InputError(f"schedule is {self.name!r}; expected one of {', '.join(READS)}")
+        for name in ("end", "cooldown", "timescale", "drops", "warmup_inside"):
+            if name not in READS[self.name] and getattr(self, name) != getattr(ScheduleConfig, name):
+                raise InputError(f"{name} has no meaning for schedule {self.name!r}: leave it out")
+        for name in ("warmup_from", "warmup_inside"):
+            if getattr(self, name) > 0 and not split_duration(self.warmup, "warmup")[0]:
+                raise InputError(f"{name} has no meaning without a warm-up: set warmup, or leave it out")
+        for name in ("warmup", "cooldown", "timescale"):
+            split_duration(getattr(self, name), name)
+        for drop in self.drops:
+            split_duration(drop, "one of drops")
+        for name in ("warmup_from", "end"):
+            if not 0.0 <= (value := getattr(self, name)) < math.inf:
+                raise InputError(f"{name} must be at least 0, not {value:g}")
+        if not split_duration(self.timescale)[0]:
+            raise InputError(f"timescale must be above 0, not {self.timescale!r}")
+
+
+def build_schedule(
+    config: ScheduleConfig, base: float, total: int, steps_per_epoch: float
+) -> Callable[[int], float]:
+    """Return the function from a step, counted from 0, to the learning rate of its update.
+
+    With a warm-up, step 0 gives `warmup_from` (so 0 by default: the first update changes nothing), and step
+    `warmup` is the first at `base`, or where the shape is by then. From step `total` on, the rate is the one that the schedule ends at.
+    """
+
+    def steps(name: str, duration: Duration) -> int:
+        return parse_duration(duration, steps_per_epoch, total, name)
+
+    warmup, cooldown = steps("warmup", config.warmup), steps("cooldown", config.cooldown)
+    if warmup + cooldown > total:
+        raise InputError(
+            f"warmup and cooldown take {warmup} and {cooldown} steps; the whole run has {total}: "
+            "shorten them, as in schedule.warmup=5%"
+        )
+    falls_from = 0 if config.warmup_inside else warmup
+    timescale = steps("timescale", config.timescale)
+    drops = [steps("one of drops", drop) for drop in config.drops]
+
+    def learning_rate(step: int) -> float:
+        if step < warmup:
+            return config.warmup_from + (base - config.warmup_from) * step / warmup
+        progress = min(1.0, (step - falls_from) / max(1, total - cooldown - falls_from))
+        match config.name:
+            case "cosine":
+                return config.end + (base - config.end) * 0.5 * (1.0 + math.cos(math.pi * progress))
+            case "linear":
+                return config.end + (base - config.end) * (1.0 - progress)
+            case "rsqrt":
+                rate = base / math.sqrt(1.0 + (step - warmup) / timescale)
+                return rate * min(1.0, max(0, total - step) / cooldown) if cooldown else rate
+            case "step":
+                return base / 10 ** sum(drop < step for drop in drops)
+            case _:
+                return base
+
+    return learning_rate
