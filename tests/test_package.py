@@ -21,7 +21,19 @@ PACKAGE = ROOT / "vitkit"
 # Parts of the package from the bottom up. A part imports only parts that stand before it; stories know nothing of
 # each other: what one needs of another's folder it reads through `runs`.
 CORE = (
-    *("errors", "files", "config", "runs", "world", "kernels", "models", "costs", "published"),
+    *(
+        "errors",
+        "notes",
+        "results",
+        "files",
+        "config",
+        "runs",
+        "world",
+        "kernels",
+        "models",
+        "costs",
+        "published",
+    ),
     *("weights", "catalog", "figures", "data"),
 )
 WORK = ("predictor", "objectives", "evaluation", "inspection", "training")
