@@ -68,7 +68,7 @@ def cached(source: Source, cache: Cache) -> Source:
     """Return a source as it is kept: read each time, decoded in memory, or as one array, which lives on the device."""
     if cache == "none" or source.images is not None:
         return source
-    decoded = in_memory(source)
+    decoded = source if isinstance(source, Decoded) else in_memory(source)
     if cache == "device":
         pictures = [
             np.asarray(decoded.read(index)) for index in range(len(decoded))

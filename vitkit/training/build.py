@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from vitkit.data.loader import Loader
 from vitkit.data.memory import cached
 from vitkit.data.open import open_data
 from vitkit.data.pipeline import Pipeline, parse_pipeline
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Source, match_classes
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.errors import InputError
 from vitkit.evaluation.classification import Classification
@@ -26,9 +27,10 @@ from vitkit.evaluation.fewshot import FewShotEvaluator
 from vitkit.evaluation.knn import KNNEvaluator
 from vitkit.evaluation.probe import ProbeEvaluator
 from vitkit.models import build as build_module
-from vitkit.models.configs import ModelConfig, Preprocessing
+from vitkit.models.configs import ModelConfig, Preprocessing, Size
 from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing, model_config
+from vitkit.notes import Note
 from vitkit.objectives import build_objective
 from vitkit.objectives.objective import Objective
 from vitkit.objectives.patches import check_vit
@@ -41,7 +43,7 @@ from vitkit.training.graphs import Passes, Recorded, both_passes
 from vitkit.training.held_out import HeldOut
 from vitkit.training.optimizers import build_optimizer, freeze_parameters
 from vitkit.training.schedules import build_schedule
-from vitkit.weights.load import find_source, load_model
+from vitkit.weights.load import LoadedModel, find_source, load_model, resample_to
 from vitkit.world import World
 
 EVALUATION_BATCH = 512
@@ -59,10 +61,22 @@ class Periods:
     per_epoch: float
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What the caller has opened or loaded already; None is what the config names."""
+
+    train: Source | None = None
+    measured: Source | None = None
+    start: LoadedModel | None = None
+    "Never changed: training works on a copy."
+
+
 @dataclass
 class Parts:
     """What a run is made of."""
 
+    inputs: Inputs
+    "Its sources, opened, so that they need not be opened again."
     periods: Periods
     source: Source
     class_names: tuple[str, ...]
@@ -86,24 +100,33 @@ class Parts:
     notes: tuple[str, ...]
 
 
-def build(config: TrainConfig, world: World) -> Parts:
-    """Return all parts of a run, the same on every process."""
+def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> Parts:  # noqa: B008 (frozen)
+    """Return all parts of a run, the same on every process.
+
+    Notes are about what was opened here; whoever passes a source or a model in has said its notes already.
+    """
     is_labelled = config.objective.name == "supervised"
-    check_family(config)  # before data is asked for and another family reads the settings of a recipe's model
-    source = open_data(config.data.train, default="train", labelled=is_labelled)
+    if inputs.start is None:
+        check_family(
+            config
+        )  # before data is asked for and another family reads the settings of a recipe's model
+    source = inputs.train
+    if source is None:
+        source = open_data(config.data.train, default="train", labelled=is_labelled)
     periods = resolve_periods(config, len(source))
     pipeline = parse_pipeline(config.data.pipeline)
     class_names = source.class_names if is_labelled else ()
-    model, preprocessing, notes = build_model(config, class_names)
+    model, preprocessing, notes = build_model(config, class_names, inputs.start)
     if pipeline.mix and not is_labelled:
         pipeline = dataclasses.replace(pipeline, mix=())
-        notes += (f"images are not mixed: {config.objective.name} learns from them as they are",)
-    if not is_labelled and find_source(config.model["name"]).path:
         notes += (
-            f"a model holds the encoder alone: mask token and what {config.objective.name} adds are new",
+            Note(f"images are not mixed: {config.objective.name} learns from them as they are", "data"),
         )
+    if not is_labelled and is_trained(config, inputs):
+        text = f"a model holds the encoder alone: mask token and what {config.objective.name} adds are new"
+        notes += (Note(text, "model"),)
     check_size(pipeline, source, model)
-    measured = _open_measured(config, source)
+    measured = _open_measured(config, source, inputs.measured)
     model.activation_checkpointing = config.activation_checkpointing
     freeze_parameters(model, config.optimizer.freeze)
     objective = build_objective(config.objective, model, preprocessing, source.has_several_labels)
@@ -127,7 +150,7 @@ def build(config: TrainConfig, world: World) -> Parts:
         bad_images=config.data.bad_images,
     )
     evaluator: Classification | HeldOut | None = None
-    if measured:
+    if measured is not None:
         batch_size = min(micro, loader.count, EVALUATION_BATCH)
         shared: dict[str, Any] = {
             "batch_size": batch_size,
@@ -140,6 +163,7 @@ def build(config: TrainConfig, world: World) -> Parts:
         else:
             evaluator = HeldOut(objective, measured, preprocessing, seed=config.seed, **shared)
     return Parts(
+        dataclasses.replace(inputs, train=source, measured=measured),
         periods,
         source,
         class_names,
@@ -154,9 +178,18 @@ def build(config: TrainConfig, world: World) -> Parts:
         loader,
         evaluator,
         "" if measured is None else "dev" if measured.split == source.split else measured.split,
-        build_frozen(config, preprocessing, world, min(micro, loader.count, EVALUATION_BATCH)),
-        (*source.notes, *notes, *(measured.notes if measured else ())),
+        build_frozen(config, preprocessing, source, world, min(micro, loader.count, EVALUATION_BATCH)),
+        (
+            *(source.notes if inputs.train is None else ()),
+            *notes,
+            *(measured.notes if measured is not None and inputs.measured is None else ()),
+        ),
     )
+
+
+def is_trained(config: TrainConfig, inputs: Inputs) -> bool:
+    """Say whether a run starts from trained weights."""
+    return inputs.start is not None or find_source(config.model["name"]).path is not None
 
 
 def check_family(config: TrainConfig) -> None:
@@ -188,11 +221,12 @@ def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
 
 
 def build_model(
-    config: TrainConfig, class_names: tuple[str, ...]
-) -> tuple[Model, Preprocessing, tuple[str, ...]]:
+    config: TrainConfig, class_names: tuple[str, ...], start: LoadedModel | None = None
+) -> tuple[Model, Preprocessing, tuple[Note, ...]]:
     """Return the model to train with a head for these classes, its preprocessing, and notes on its origin.
 
-    A trained model keeps its head where it has these very classes, unless new_head asks for another.
+    A trained model keeps its head where it has these very classes, unless new_head asks for another. A start that is
+    passed in stays as it is.
     """
     settings = {name: value for name, value in config.model.items() if name != "name"}
     size = settings.pop("image_size", None)
@@ -208,18 +242,26 @@ def build_model(
     if not isinstance(new_head, bool):
         raise InputError(f"new_head in model is {new_head!r}; expected true or false")
     torch.manual_seed(config.seed)
-    if find_source(name).path is None:
+    if start is None and find_source(name).path is None:
         sized = {} if size is None else {"image_size": size}
         wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
         return build_module(wanted), given_preprocessing(config, default_preprocessing(wanted)), ()
-    loaded = load_model(name, image_size=size)
+    loaded = load_model(name, image_size=size) if start is None else _copied(start, size)
     preprocessing = given_preprocessing(config, loaded.preprocessing)
     model = _with_settings(loaded.model, settings, name)
-    notes = (f"starts from {name}", *loaded.notes_with(preprocessing))
+    lines = [f"starts from {name}", *loaded.notes_with(preprocessing)]
     if new_head or loaded.class_names != class_names:
         model.reset_head(len(class_names))
-        notes += (f"the head is new, for {len(class_names)} classes",) if class_names else ()
-    return model, preprocessing, notes
+        lines += [f"the head is new, for {len(class_names)} classes"] if class_names else []
+    return model, preprocessing, tuple(Note(line, "model") for line in lines)
+
+
+def _copied(start: LoadedModel, size: Size | None) -> LoadedModel:
+    """Return a copy to train of a model that was passed in, for images of this size; its notes were said."""
+    own = dataclasses.replace(start, model=copy.deepcopy(start.model).cpu(), notes=())
+    if size is not None:
+        resample_to(own, size)
+    return own
 
 
 def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
@@ -252,15 +294,18 @@ def check_size(pipeline: Pipeline, source: Source, model: Model) -> None:
 
 
 def build_frozen(
-    config: TrainConfig, preprocessing: Preprocessing, world: World, batch_size: int
+    config: TrainConfig, preprocessing: Preprocessing, source: Source, world: World, batch_size: int
 ) -> tuple[FrozenEvaluator, ...]:
     """Return what measures frozen features, its data opened and checked."""
     if not (names := config.frozen.evaluators):
         return ()
+    is_labelled = config.objective.name == "supervised"
     try:
-        train = open_data(config.frozen.data or config.data.train, default="train")
+        train = source
+        if config.frozen.data or not is_labelled:
+            train = open_data(config.frozen.data or config.data.train, default="train")
     except InputError as error:
-        if config.frozen.data or config.objective.name == "supervised":
+        if config.frozen.data:
             raise
         advice = "frozen.evaluators measure with labels: frozen.data=DATA names data that has them"
         raise InputError(f"{error}; {advice}") from None
@@ -311,12 +356,16 @@ def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
 
 
-def _open_measured(config: TrainConfig, source: Source) -> Source | None:
+def _open_measured(config: TrainConfig, source: Source, given: Source | None) -> Source | None:
     if config.data.evaluate is None:
         return None
     is_labelled = config.objective.name == "supervised"
     classes = source.class_names if is_labelled else None
-    measured = open_data(config.data.evaluate, default="measure", classes=classes, labelled=is_labelled)
+    measured = given
+    if measured is None:
+        measured = open_data(config.data.evaluate, default="measure", classes=classes, labelled=is_labelled)
+    elif classes is not None and measured.class_names != classes:
+        measured = match_classes(measured, classes)
     measured = cached(measured, config.data.cache)
     if is_labelled and measured.has_several_labels != source.has_several_labels:
         raise InputError(

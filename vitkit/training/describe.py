@@ -11,9 +11,8 @@ from vitkit.data.policies import erased_share
 from vitkit.data.splits import counted
 from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.models.names import model_config
-from vitkit.training.build import Parts
+from vitkit.training.build import Parts, is_trained
 from vitkit.training.config import FrozenConfig, TrainConfig
-from vitkit.weights.load import find_source
 from vitkit.world import World
 
 SHAPE = ("patch", "width", "depth", "heads", "mlp_width", "kernel", "convolutions", "units", "backbone_units")
@@ -24,7 +23,7 @@ def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
     """Say what will be trained on what, and what may surprise."""
     per_process = f" ({parts.loader.count} on each of {world.ranks} processes)" if world.ranks > 1 else ""
     return [
-        f"{_model_in_words(config)} on {config.data.train}: {counted(len(parts.source), 'image')}"
+        f"{_model_in_words(config, parts)} on {config.data.train}: {counted(len(parts.source), 'image')}"
         + (f", {counted(len(parts.class_names), 'class')}" if parts.class_names else ""),
         f"{counted(parts.periods.total, 'step')} of {config.batch_size:,} images{per_process}, "
         f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {device_name(world.device)}",
@@ -32,10 +31,10 @@ def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
     ]
 
 
-def _model_in_words(config: TrainConfig) -> str:
+def _model_in_words(config: TrainConfig, parts: Parts) -> str:
     """Return an untrained model's name with the settings that make it another: 'Ti/16 (patch 4, width 64)'."""
     name = config.model["name"]
-    if find_source(name).path is not None:
+    if is_trained(config, parts.inputs):
         return str(name)
     usual = to_dict(model_config(name))
     own = [

@@ -34,7 +34,7 @@ from vitkit.runs import (
     run_name,
 )
 from vitkit.training import microbatch
-from vitkit.training.build import Parts, build, compute_dtype
+from vitkit.training.build import Inputs, Parts, build, compute_dtype
 from vitkit.training.checkpoints import on_first_rank
 from vitkit.training.config import TrainConfig
 from vitkit.training.describe import describe, device_name
@@ -84,11 +84,15 @@ def train_config(
     config: TrainConfig,
     path: Path,
     *,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     device: str = "auto",
     force: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Train a config in a run folder, from where it stands."""
+    """Train a config in a run folder, from where it stands.
+
+    inputs: sources that are open and the model that is loaded already, for what the config names.
+    """
     if lies_in(config.model["name"], path):
         raise InputError(f"{path} holds {config.model['name']}, where the training starts: name another run")
     with join_world(choose_device(device)) as world:
@@ -101,7 +105,7 @@ def train_config(
 
         on_first_rank(open_folder)
         try:
-            return _train(config, path, folder, world, listener)
+            return _train(config, path, inputs, folder, world, listener)
         except BaseException as error:
             if folder and folder.is_new and not folder.record["steps"]:
                 folder.withdraw()  # nothing was trained: settings were wrong
@@ -117,9 +121,14 @@ def train_config(
 
 
 def _train(
-    config: TrainConfig, path: Path, folder: RunFolder | None, world: World, listener: Listener
+    config: TrainConfig,
+    path: Path,
+    inputs: Inputs,
+    folder: RunFolder | None,
+    world: World,
+    listener: Listener,
 ) -> dict[str, Any]:
-    parts = build(config, world)
+    parts = build(config, world, inputs)
 
     def take_folder() -> None:
         if folder:
@@ -137,10 +146,11 @@ def _train(
     micro_batch = choose_micro_batch(config, parts, folder, world)
     if micro_batch is None:
         micro_batch = microbatch.largest_that_fits(parts, mixing_group(parts), world)
+        opened = parts.inputs
         del parts
         gc.collect()
         torch.cuda.empty_cache()
-        parts = build(config, world)  # with the weights of a run that searched for nothing
+        parts = build(config, world, opened)  # with the weights of a run that searched for nothing
     if folder:
         folder.update(
             command=folder.record["command"] or command_line(world),

@@ -109,17 +109,25 @@ def load_model(
             notes.append(f"the head is new and untrained: {num_classes} classes for {old.num_classes}")
     if resample is not None:
         loaded.model.config = override(loaded.model.config, {"resample": resample}, "model")
-    if image_size is not None and as_size(image_size) != loaded.model.config.size:
-        loaded.model.set_image_size(image_size)
-        sizes = [f"{height}x{width}" for height, width in (old.size, loaded.model.config.size)]
-        notes.append(f"resampled from images of {sizes[0]} to {sizes[1]}")
-    loaded.preprocessing = dataclasses.replace(loaded.preprocessing, image_size=loaded.model.config.size)
+    loaded.notes = tuple(notes)
+    resample_to(loaded, old.size if image_size is None else image_size)
+    notes = list(loaded.notes)
     if not loaded.states_preprocessing:
         words = in_words(loaded.preprocessing)
         notes.insert(0, f"preprocessing, which {source.path.name} doesn't state: {words}")
     loaded.notes = tuple(notes)
     loaded.model.eval()
     return loaded
+
+
+def resample_to(loaded: LoadedModel, image_size: Size) -> None:
+    """Let a model take images of a size, and note it where that is another than before."""
+    old = loaded.model.config.size
+    if as_size(image_size) != old:
+        loaded.model.set_image_size(image_size)
+        sizes = [f"{height}x{width}" for height, width in (old, loaded.model.config.size)]
+        loaded.notes += (f"resampled from images of {sizes[0]} to {sizes[1]}",)
+    loaded.preprocessing = dataclasses.replace(loaded.preprocessing, image_size=loaded.model.config.size)
 
 
 def find_source(spec: str | Path, announce: Callable[[str], None] | None = None) -> Source:
