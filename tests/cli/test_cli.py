@@ -9,9 +9,10 @@ import warnings
 from contextlib import suppress
 
 import pytest
+import typer
 
 import vitkit
-from vitkit.cli import VERBS
+from vitkit.cli import VERBS, app
 from vitkit.cli.output import note
 
 # An import of a module that is None here fails.
@@ -67,6 +68,20 @@ def test_help_lists_every_verb(vit) -> None:
     answer = vit("--help")
     assert answer.status == 0
     assert all(f" {verb} " in answer.out for verb in VERBS)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+def test_help_shows_no_type_after_a_flag(vit, arguments: list[str]) -> None:
+    assert "bool" not in vit(*arguments).out
+
+
+def test_shared_flags_read_the_same_everywhere() -> None:
+    texts: dict[str, set[str]] = {}
+    for command in typer.main.get_command(app).commands.values():
+        for param in command.params:
+            texts.setdefault(param.opts[0], set()).add(param.help)
+    assert {len(texts[flag]) for flag in ("--json", "--run", "--device", "--names", "--image-size")} == {1}
+    assert texts["--force"] == {"Start over, deleting the existing run.", "Overwrite existing output."}
 
 
 def test_no_verb_shows_the_help(vit) -> None:

@@ -83,7 +83,7 @@ def test_knn(vit: Callable[..., Any]) -> None:
     [
         (["fewshot", "mu/16", "digits", "--shots", "1,x"], "--shots is '1,x'; expected whole numbers"),
         (["fewshot", "mu/16", "digits", "--shots", "500"], "500shot: class '0' has only 114 images"),
-        (["fewshot", "mu/16", "digits", "--seeds", "0"], "--seeds"),
+        (["fewshot", "mu/16", "digits", "--seeds", "0"], "seeds is 0; expected 1 or more"),
         (
             ["fewshot", "mu/16", "digits", "--l2", "swep"],
             "--l2 is 'swep'; expected a number above 0, or sweep",

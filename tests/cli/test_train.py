@@ -38,7 +38,7 @@ def one_thread() -> Any:
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
     """Let whoever follows the run send a signal when a step is done."""
-    from vitkit.cli.following import Lines
+    from vitkit.cli.progress import Lines
 
     def stepped(_: Lines, done: int) -> None:
         if done == step:
@@ -48,7 +48,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
 
 
 def test_time_left_follows_training_time_not_compilation(capsys: pytest.CaptureFixture[str]) -> None:
-    from vitkit.cli.following import Lines
+    from vitkit.cli.progress import Lines
 
     lines = Lines()
     lines.start(0, 1000)
@@ -206,7 +206,7 @@ def test_what_is_not_finite_is_2(vit: Vit) -> None:
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from vitkit.cli.following import Bar
+    from vitkit.cli.progress import Bar
 
     def shown_at(width: int) -> str:
         screen = io.StringIO()

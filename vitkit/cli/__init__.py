@@ -57,8 +57,19 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 
 
+def flags_without_type(params: list[Any]) -> list[Any]:
+    """Return parameters whose flags show nothing after their name; typer's help shows their type, `<bool>`."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 class Verbs(TyperGroup):
     """The group of verbs; an unknown one is answered with near ones."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return flags_without_type(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and args[0] not in self.commands:
@@ -69,6 +80,9 @@ class Verbs(TyperGroup):
 
 class Verb(TyperCommand):
     """One verb; surplus arguments most often come from a pattern that the shell expanded."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return flags_without_type(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True

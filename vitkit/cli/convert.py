@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from vitkit.cli.options import ImageSize, Json, Overwrite, parse_size
+from vitkit.cli.output import note, print_json
+
 
 def convert(
     source: Annotated[
@@ -15,36 +18,36 @@ def convert(
     to: Annotated[
         Literal["vitkit", "npz", "timm", "hf", "torchvision"], typer.Option(help="Format to write.")
     ] = "vitkit",
-    image_size: Annotated[
-        str | None, typer.Option(help="Resample positions to this size: N or HEIGHTxWIDTH.")
+    image_size: ImageSize = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Replace the head with a new one for this many classes.")
     ] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Replace the head by a fresh one.")] = None,
-    channels: Annotated[int | None, typer.Option(help="Adapt the first convolution.")] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="Adapt the first convolution to this many input channels.")
+    ] = None,
     resample: Annotated[
         Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"] | None,
-        typer.Option(help="How positions are resampled; left out, as the source does it."),
+        typer.Option(help="How to resample positions; the default is the source's own way."),
     ] = None,
     accept: Annotated[
         list[str] | None,
         typer.Option(help="Tensors that may be unused or missing (pattern; repeatable), or 'numerics'."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: Overwrite = False,
+    json: Json = False,
 ) -> None:
     """Read weights in any format and write them in another.
 
     Reads Google's .npz, timm, transformers, torchvision and Compact-Transformers files and folders,
-    recognised by their content. A single file gets a JSON beside it with numerics and preprocessing.
+    recognised by their content. Next to a single file, a JSON file holds its numerics and preprocessing.
     """
-    from vitkit.cli.arguments import parse_size
-    from vitkit.cli.output import note, print_json
     from vitkit.weights.convert import convert as run
 
     result = run(
         source,
         target,
         to,
-        image_size=None if image_size is None else parse_size(image_size),
+        image_size=parse_size(image_size),
         num_classes=num_classes,
         channels=channels,
         resample=resample,

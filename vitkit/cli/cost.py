@@ -6,26 +6,24 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitkit.cli.arguments import parse_size
+from vitkit.cli.options import ImageSize, Json, parse_size
+from vitkit.cli.output import print_json, print_table
 from vitkit.errors import InputError
 
 
 def cost(
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Names of models.")] = None,
-    image_size: Annotated[
-        str | None, typer.Option(metavar="N|HxW", help="Height and width of the images in pixels.")
-    ] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Width of the head; 0 leaves it out.")] = None,
+    image_size: ImageSize = None,
+    num_classes: Annotated[int | None, typer.Option(help="Number of classes; 0 drops the head.")] = None,
     images: Annotated[
-        int | None, typer.Option(help="Price the training on so many images, epochs included.")
+        int | None, typer.Option(help="Also count training on this many images, over all epochs.")
     ] = None,
     table: Annotated[
-        Literal["sizes", "scaling"] | None, typer.Option(help="Print published figures beside ours instead.")
+        Literal["sizes", "scaling"] | None, typer.Option(help="Compare published figures with ours instead.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Count parameters, multiply-adds, FLOPs and training memory: vit cost B/16 --image-size 384"""
-    from vitkit.cli.output import print_json
     from vitkit.costs import cost as count
     from vitkit.published import table as published
 
@@ -42,7 +40,7 @@ def cost(
         return
     if not models:
         raise InputError("no model named; try: vit cost B/16, or: vit cost --table sizes")
-    size = None if image_size is None else parse_size(image_size)
+    size = parse_size(image_size)
     reports = [count(name, image_size=size, num_classes=num_classes, images=images) for name in models]
     if json:
         print_json(reports if len(reports) > 1 else reports[0])
@@ -51,8 +49,6 @@ def cost(
 
 
 def print_reports(reports: list[dict[str, Any]]) -> None:
-    from vitkit.cli.output import print_table
-
     parts = {part: None for report in reports for part, row in report["parts"].items() if row["macs"]}
     rows = [
         ["image", *("x".join(map(str, report["image_size"])) for report in reports)],
@@ -92,8 +88,6 @@ def print_reports(reports: list[dict[str, Any]]) -> None:
 
 
 def print_sizes(result: dict[str, Any]) -> None:
-    from vitkit.cli.output import print_table
-
     numbers = ["image", "parameters", "published", "GMACs", "GFLOPs", "with element-wise", "published GFLOPs"]
     rows = [
         [
@@ -113,8 +107,6 @@ def print_sizes(result: dict[str, Any]) -> None:
 
 
 def print_scaling(result: dict[str, Any]) -> None:
-    from vitkit.cli.output import print_table
-
     numbers = ["epochs", "GMACs", "exaFLOPs", "published", "difference"]
     rows = [
         [

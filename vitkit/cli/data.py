@@ -7,25 +7,27 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import Json, Overwrite
+from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import progress_bar
+
 MOST_LINES = 5
 
 
 def data(
-    spec: Annotated[
-        str, typer.Argument(metavar="DATA", help="SOURCE[:SPLIT]; without a split, all of them.")
-    ],
+    spec: Annotated[str, typer.Argument(metavar="DATA", help="SOURCE[:SPLIT]; the default is every split.")],
     against: Annotated[
         str | None,
-        typer.Option(metavar="DATA", help="Look for images of this set: test, unless it says a split."),
+        typer.Option(
+            metavar="DATA", help="Look for images that are also in this set; its default split is test."
+        ),
     ] = None,
     images: Annotated[
-        int | None, typer.Option(min=1, help="Read only so many images of each split, evenly spread.")
+        int | None, typer.Option(min=1, help="Read only this many images of each split, evenly spaced.")
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the contact sheet.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document, with every image named.")
-    ] = False,
+    force: Overwrite = False,
+    json: Json = False,
 ) -> None:
     """Report splits, classes, sizes, unreadable images and copies: vit data ./photos --out sheet.png
 
@@ -33,8 +35,6 @@ def data(
     Copies in two splits are found even if DATA names one split.
     The exit status is 1 when an image can't be read or a split can't be opened, else 0.
     """
-    from vitkit.cli.output import note, print_json
-    from vitkit.cli.progress import progress_bar
     from vitkit.data.report import describe_data as examine
 
     with progress_bar("reading") as progress:
@@ -56,8 +56,6 @@ def data(
 
 
 def print_report(report: dict[str, Any]) -> None:
-    from vitkit.cli.output import print_table
-
     splits = report["splits"]
     print_table(
         report["data"],

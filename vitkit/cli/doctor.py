@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from vitkit.cli.options import Json
+from vitkit.cli.output import note, print_json, print_table
+
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Show versions, devices, extras, the cache folder and the offline setting."""
-    from vitkit.cli.output import note, print_json
     from vitkit.doctor import doctor as examine
 
     findings = examine()
@@ -26,8 +28,6 @@ def doctor(
 
 
 def print_findings(findings: dict[str, Any]) -> None:
-    from vitkit.cli.output import print_table
-
     gibibyte = 2**30
     cpu, cuda, cache = findings["devices"]["cpu"], findings["devices"]["cuda"], findings["cache"]
     facts = [(name, findings[name]) for name in ("vitkit", "python", "platform")]

@@ -8,52 +8,45 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, Overwrite, parse_size
+from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import progress_bar
+
 MOST_CLASSES = 10
 
 
 def eval(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME@FILE, a weight file, a model folder or a run.")
-    ],
+    model: Model,
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="SOURCE[:SPLIT]; without a split test, else val.")
+        str, typer.Argument(metavar="DATA", help="SOURCE[:SPLIT]; the default split is test, else val.")
     ],
     real: Annotated[
         str | None, typer.Option(metavar="FILE", help="ReaL's real.json, for ImageNet's validation images.")
     ] = None,
     mapping: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="JSON or CSV: what the data's classes are in the model's head."),
+        typer.Option(metavar="FILE", help="JSON or CSV that maps the data's classes to the model's."),
     ] = None,
     classes: Annotated[
-        str, typer.Option(help="head: answers among all classes; data: among the data's alone.")
+        str, typer.Option(help="head: choose among all classes of the model; data: only among the data's.")
     ] = "head",
-    names: Annotated[str | None, typer.Option(metavar="FILE", help="Class names, one a line.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that the model takes at once.")] = 64,
-    image_size: Annotated[
-        str | None, typer.Option(metavar="N|HxW", help="Another input size than the model's own.")
-    ] = None,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Tensors that may be missing or unused; may be repeated."),
-    ] = None,
+    names: Names = None,
+    device: Device = "auto",
+    batch_size: BatchSize = 64,
+    image_size: ImageSize = None,
+    accept: Accept = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write confusion.png, mistakes.png and results.json.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is in DIR.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: Overwrite = False,
+    json: Json = False,
 ) -> None:
     """Measure a model on labelled images: vit eval runs/photos ./photos --out results/
 
     Classes are matched by name. Every image counts once, on any number of processes:
     torchrun --nproc-per-node=8 -m -- vitkit eval MODEL DATA
     """
-    from vitkit.cli.arguments import parse_size
-    from vitkit.cli.output import note, print_json
-    from vitkit.cli.progress import progress_bar
-
-    size = None if image_size is None else parse_size(image_size)
+    size = parse_size(image_size)
 
     from vitkit.evaluation.classes import Among
     from vitkit.evaluation.run import evaluate
@@ -91,8 +84,6 @@ def eval(
 
 def print_result(result: dict[str, Any]) -> None:
     """Print the overall numbers, then the worst classes."""
-    from vitkit.cli.output import print_table
-
     title = (
         f"{result['model']} on {result['data']}: {result['images']:,} images, {result['classes']:,} classes"
     )
@@ -124,8 +115,6 @@ def overall(result: dict[str, Any]) -> list[list[str]]:
 
 def print_classes(result: dict[str, Any]) -> None:
     """Print the classes that fare worst, and what each is taken for most often."""
-    from vitkit.cli.output import print_table
-
     rows, has_several = result["per_class"], "mean_average_precision" in result
     key = "average_precision" if has_several else "recall"
     worst = sorted(rows, key=lambda row: (row[key], -row["images"]))[:MOST_CLASSES]

@@ -1,4 +1,4 @@
-"""`vit fewshot`: accuracy of frozen features with a few images a class."""
+"""`vit fewshot`: accuracy of frozen features with a few images per class."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitkit.cli.arguments import parse_size
+from vitkit.cli.options import (
+    BatchSize,
+    Device,
+    Evaluate,
+    ImageSize,
+    Json,
+    Model,
+    Seeds,
+    TrainData,
+    parse_integers,
+    parse_size,
+)
 from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import progress_bar
 from vitkit.errors import InputError
 
 
 def fewshot(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME@FILE, a weight file, model folder or run.")
-    ],
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="Images to learn from; train unless a split is named.")
-    ],
+    model: Model,
+    data: TrainData,
     shots: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Images a class to learn from.")
+        str, typer.Option(metavar="N,N,...", help="Numbers of images per class to learn from.")
     ] = "1,5,10,25",
-    seeds: Annotated[int, typer.Option(min=1, help="Choices of images that are averaged.")] = 3,
-    l2: Annotated[str, typer.Option(metavar="NUMBER|sweep", help="Strength of regularisation.")] = "1024",
-    evaluate: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Images to measure on; else test, else val, of DATA.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that the model takes at once.")] = 64,
-    image_size: Annotated[
-        str | None, typer.Option(metavar="N|HxW", help="Another input size than the model's own.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    seeds: Seeds = 3,
+    l2: Annotated[str, typer.Option(metavar="NUMBER|sweep", help="Regularisation strength.")] = "1024",
+    evaluate: Evaluate = None,
+    device: Device = "auto",
+    batch_size: BatchSize = 64,
+    image_size: ImageSize = None,
+    json: Json = False,
 ) -> None:
-    """Measure features with a few images a class: vit fewshot Ti/16@weights.safetensors cifar10
+    """Measure features with a few images per class: vit fewshot Ti/16@weights.safetensors cifar10
 
     The network is frozen; ridge regression in closed form learns from 1, 5, 10 and 25 images of each class and is
-    measured on the test split. Features are kept in the cache.
+    measured on the test split. Features are cached.
     """
-    numbers, strength = parse_numbers("--shots", shots), _parse_l2(l2)
-    size = None if image_size is None else parse_size(image_size)
-    from vitkit.cli.progress import progress_bar
+    numbers, strength = parse_integers("--shots", shots), _parse_l2(l2)
+    size = parse_size(image_size)
     from vitkit.evaluation.fewshot import fewshot as run_fewshot
 
     with progress_bar("features") as progress:
@@ -66,16 +69,6 @@ def fewshot(
         for row in result["results"]
     ]
     print_measured(result, ["shots", "accuracy", "std", "l2"], rows, json)
-
-
-def parse_numbers(flag: str, text: str) -> list[int]:
-    """Return the whole numbers of '1,5,10'."""
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise InputError(
-            f"{flag} is {text!r}; expected whole numbers with commas between, such as 1,5,10"
-        ) from None
 
 
 def _parse_l2(text: str) -> float | Literal["sweep"]:

@@ -8,43 +8,44 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.eval import print_classes
+from vitkit.cli.options import Device, Force, Json, Model, Run, Sweep
+from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import follow
+
 
 def finetune(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model to start from.")],
+    model: Model,
     rest: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DATA] [KEY=VALUE]...", help="Data to learn, and settings to change."),
+        typer.Argument(metavar="[DATA] [KEY=VALUE]...", help="Training data, and settings to change."),
     ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(metavar="lr", help="Try the protocol's learning rates on a part of train first."),
-    ] = None,
+    sweep: Sweep = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            help="How often the run is done; mean and deviation are reported.",
+            help="Number of seeds to average over.",
             show_default="1, with --suite 3",
         ),
     ] = None,
     suite: Annotated[
         str | None,
         typer.Option(
-            metavar="paper", help="Every data set of the paper that is here, or in the folder DATA."
+            metavar="paper",
+            help="Fine-tune on every data set of the paper that is available, or in the folder DATA.",
         ),
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Name of the run, in runs/; or a path.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever the run holds.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    run: Run = None,
+    device: Device = "auto",
+    force: Force = False,
+    json: Json = False,
 ) -> None:
-    """Take a model to your data: vit finetune Ti/16@augreg_in21k ./photos
+    """Fine-tune a model on your data: vit finetune Ti/16@augreg_in21k ./photos
 
     DATA is a folder of class folders, or any other DATA. Settings: protocol=paper|quick image_size=384 minutes=10
     head_first=true, and all of `vit train`: optimizer.learning_rate=0.003 optimizer.freeze='["blocks.*"]'
-    optimizer.layer_decay=0.75 average=0.9999 duration=500. The same command goes on where it was stopped.
+    optimizer.layer_decay=0.75 average=0.9999 duration=500. Run the same command again to resume.
     """
-    from vitkit.cli.following import follow
-    from vitkit.cli.output import print_json
     from vitkit.errors import InputError
 
     words = list(rest or ())
@@ -75,8 +76,6 @@ def finetune(
 
 def print_result(result: dict[str, Any]) -> None:
     """Print what came out, and what to do next."""
-    from vitkit.cli.output import note, print_table
-
     if result["status"] == "stopped":
         note("stopped; the same command goes on")
         return
@@ -102,7 +101,6 @@ def print_result(result: dict[str, Any]) -> None:
     for tried in result["sweep_results"]:
         rows.append([f"  tried {tried['learning_rate']:g}", f"{tried['accuracy']:.2%} on the dev split"])
     print_table(f"{result['run']}: done", ["", "value"], rows)
-    from vitkit.cli.eval import print_classes
 
     print_classes(result["evaluation"])
     if len(result["values"]) > 1:

@@ -6,11 +6,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from vitkit.cli.options import Accept, Device, ImageSize, Json, Model, Names, Overwrite, parse_size
+from vitkit.cli.output import note, print_json
+from vitkit.cli.progress import progress_bar
+
 
 def inspect(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME@FILE, a weight file, a model folder or a run.")
-    ],
+    model: Model,
     images: Annotated[
         list[str] | None,
         typer.Argument(
@@ -22,30 +24,26 @@ def inspect(
         str | None,
         typer.Option(
             metavar="CLASS",
-            help="Class of the gradient rollout, name or number; else what a photo is taken for.",
+            help="Class of the gradient rollout, by name or number; the default is the predicted class.",
         ),
     ] = None,
     num_images: Annotated[
-        int, typer.Option(min=1, help="Images that attention distance is the mean of.")
+        int, typer.Option(min=1, help="Number of images to average attention distance over.")
     ] = 128,
-    num_photos: Annotated[int, typer.Option(min=0, help="Photos to draw maps of.")] = 6,
-    fuse: Annotated[str, typer.Option(help="Heads in rollout: mean, max or min.")] = "mean",
+    num_photos: Annotated[int, typer.Option(min=0, help="Number of photos to draw maps of.")] = 6,
+    fuse: Annotated[str, typer.Option(help="How rollout joins heads: mean, max or min.")] = "mean",
     residual: Annotated[float, typer.Option(help="Weight of the identity in rollout.")] = 0.5,
     discard: Annotated[float, typer.Option(help="Share of the smallest attention that rollout drops.")] = 0.0,
-    names: Annotated[str | None, typer.Option(metavar="FILE", help="Class names, one a line.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    names: Names = None,
+    device: Device = "auto",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images that the model takes at once; else as memory allows.")
+        int | None,
+        typer.Option(min=1, help="Number of images in a batch; the default is what memory allows."),
     ] = None,
-    image_size: Annotated[
-        str | None, typer.Option(metavar="N|HxW", help="Another input size than the model's own.")
-    ] = None,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Tensors that may be missing or unused; may be repeated."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder that isn't empty.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    image_size: ImageSize = None,
+    accept: Accept = None,
+    force: Overwrite = False,
+    json: Json = False,
 ) -> None:
     """See what a model has learned: vit inspect runs/photos holidays/ --out seen/
 
@@ -53,11 +51,7 @@ def inspect(
     attention distance, and for some photos rollout, gradient rollout, tokens, and every layer and head.
     Without images, what needs none. An image that can't be read is reported, and the exit status is 1.
     """
-    from vitkit.cli.arguments import parse_size
-    from vitkit.cli.output import note, print_json
-    from vitkit.cli.progress import progress_bar
-
-    size = None if image_size is None else parse_size(image_size)
+    size = parse_size(image_size)
 
     from vitkit.inspection.flow import Fuse
     from vitkit.reports.inspection import inspect_model
@@ -94,8 +88,6 @@ def inspect(
 
 def print_result(result: dict[str, Any]) -> None:
     """Print where the page is, and how it shows more."""
-    from vitkit.cli.output import note
-
     print(result["html"])
     if result["attention_distance"] is None and "distance" not in result["undefined"]:
         note("attention is drawn over images: vit inspect MODEL IMAGES")

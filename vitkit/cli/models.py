@@ -6,15 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import Json, Pattern
+from vitkit.cli.output import print_json, print_table
+
 
 def models(
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A name or a quoted pattern.")] = "*",
+    pattern: Pattern = "*",
     weights: Annotated[bool, typer.Option("--weights", help="List public weights instead.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """List models, or public weights, by name: vit models 'cct*'"""
     from vitkit.catalog import models as list_rows
-    from vitkit.cli.output import print_json
 
     rows = list_rows(pattern, weights=weights)
     if json:
@@ -26,8 +28,6 @@ def models(
 
 
 def print_models(rows: list[dict[str, Any]]) -> None:
-    from vitkit.cli.output import print_table
-
     right = ["image", "classes", "tokens", "parameters", "MACs", "weights"]
     print_table(
         None,
@@ -52,8 +52,6 @@ def print_models(rows: list[dict[str, Any]]) -> None:
 
 
 def print_weights(rows: list[dict[str, Any]]) -> None:
-    from vitkit.cli.output import print_table
-
     right = ["size", "classes", "image", "top-1"]
     print_table(
         None,

@@ -6,26 +6,28 @@ from typing import Annotated, Literal
 
 import typer
 
+from vitkit.cli.options import Json, Overwrite
+from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import progress_bar
+
 
 def pack(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="DATA; without a split, all of them.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="DATA; the default is every split.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder to write.")],
-    size: Annotated[int, typer.Option(help="Shorter side of images that are larger.")] = 256,
+    size: Annotated[int, typer.Option(help="Shrink larger images to this shorter side.")] = 256,
     to: Annotated[Literal["tar", "parquet"], typer.Option(help="Kind of shards.")] = "tar",
-    images_per_shard: Annotated[int, typer.Option(help="Images that go into one file.")] = 10_000,
-    quality: Annotated[int, typer.Option(help="JPEG quality of images that get smaller.")] = 95,
+    images_per_shard: Annotated[int, typer.Option(help="Number of images in one file.")] = 10_000,
+    quality: Annotated[int, typer.Option(help="JPEG quality of shrunk images.")] = 95,
     bad_images: Annotated[
-        Literal["error", "skip"], typer.Option(help="Stop at an image that can't be read, or leave it out.")
+        Literal["error", "skip"], typer.Option(help="Stop at an unreadable image, or skip it.")
     ] = "error",
-    force: Annotated[bool, typer.Option("--force", help="Pack anew what `vit pack` wrote there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: Overwrite = False,
+    json: Json = False,
 ) -> None:
     """Write data into tar or parquet shards of smaller images: vit pack ./photos ./packed
 
-    The same command goes on where it was stopped. The exit status is 1 when images were left out.
+    Run the same command again to resume. The exit status is 1 when unreadable images were skipped.
     """
-    from vitkit.cli.output import note, print_json, print_table
-    from vitkit.cli.progress import progress_bar
     from vitkit.data.pack import pack as run
 
     try:

@@ -7,28 +7,21 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import parse_size
+from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, parse_size
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.errors import InputError
 
 
 def predict(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME@FILE, a weight file or a model folder.")
-    ],
+    model: Model,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER", help="Files, or folders of them.")],
-    top: Annotated[int, typer.Option(min=1, help="Classes to show for each image.")] = 5,
-    names: Annotated[str | None, typer.Option(metavar="FILE", help="Class names, one a line.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that the model takes at once.")] = 32,
-    image_size: Annotated[
-        str | None, typer.Option(metavar="N|HxW", help="Another input size than the model's own.")
-    ] = None,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Tensors that may be missing or unused; may be repeated."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to show for each image.")] = 5,
+    names: Names = None,
+    device: Device = "auto",
+    batch_size: BatchSize = 32,
+    image_size: ImageSize = None,
+    accept: Accept = None,
+    json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print image,rank,name,index,probability.")] = False,
 ) -> None:
     """Name the likeliest classes of images: vit predict b16/ photo.jpg holidays/
@@ -37,7 +30,7 @@ def predict(
     """
     if json and csv:
         raise InputError("--json and --csv exclude each other: give one")
-    size = None if image_size is None else parse_size(image_size)
+    size = parse_size(image_size)
 
     from rich.console import Console
     from rich.progress import track

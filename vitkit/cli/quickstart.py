@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
+from vitkit.cli.options import Force, Json
+from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import follow
+
 
 def quickstart(
-    out: Annotated[str, typer.Option(help="Folder for its runs.")] = "runs/quickstart",
-    force: Annotated[bool, typer.Option("--force", help="Begin anew.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    out: Annotated[str, typer.Option(help="Folder for the runs.")] = "runs/quickstart",
+    force: Force = False,
+    json: Json = False,
 ) -> None:
-    """Pre-train a small ViT on shapes, without labels, and fine-tune it on digits, beside the same from scratch."""
-    from vitkit.cli.following import follow
-    from vitkit.cli.output import note, print_json, print_table
+    """Pre-train a small ViT on shapes, without labels, and fine-tune it on digits, next to the same model trained from scratch."""
     from vitkit.quickstart import quickstart as run
 
     with follow() as listener:

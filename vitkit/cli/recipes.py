@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from vitkit.cli.options import Json, Pattern
+from vitkit.cli.output import print_json, print_table
 
 
 def recipes(
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A name or a quoted pattern.")] = "*",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    pattern: Pattern = "*",
+    json: Json = False,
 ) -> None:
     """List the recipes that `vit train` knows, with their published result: vit recipes 'cifar*'"""
-    from vitkit.cli.output import print_json, print_table
     from vitkit.training.recipes import list_recipes
 
     found = list_recipes(pattern)

@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from vitkit.cli.options import Device, Json, Overwrite
+from vitkit.cli.output import note, print_json
+from vitkit.cli.progress import progress_bar
+
 
 def report(
     runs: Annotated[
@@ -15,15 +19,17 @@ def report(
     ],
     out: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder to write; else RUN/report, or ./report for several runs."),
+        typer.Option(
+            metavar="DIR", help="Folder to write; the default is RUN/report, or ./report for several runs."
+        ),
     ] = None,
     inspect: Annotated[
         bool,
         typer.Option("--inspect", help="Also draw where the models look, on a few images of their data."),
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier report.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    device: Device = "auto",
+    force: Overwrite = False,
+    json: Json = False,
 ) -> None:
     """Draw curves, results and models of one or several runs: vit report runs/digits
 
@@ -31,8 +37,6 @@ def report(
     mistakes where they were measured, filters and positions of the model.
     Several runs, or the seeds of a fine-tuning, are drawn together, with what differs in their configs.
     """
-    from vitkit.cli.output import note, print_json
-    from vitkit.cli.progress import progress_bar
     from vitkit.reports.runs import report as run
 
     with progress_bar("inspecting") if inspect else nullcontext() as progress:

@@ -6,16 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import Json
+from vitkit.cli.output import note, print_json, print_table
+
 
 def runs(
     root: Annotated[str, typer.Argument(metavar="ROOT", help="The folder of runs, or one run.")] = "runs",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """List runs with status, step and best metric: vit runs
 
-    The last updated comes first. An interrupted run goes on with the command that started it.
+    The last updated comes first. To resume a run, repeat the command that started it.
     """
-    from vitkit.cli.output import note, print_json
     from vitkit.runs import list_runs
 
     rows = list_runs(root)
@@ -32,8 +34,6 @@ def runs(
 
 
 def print_runs(rows: list[dict[str, Any]]) -> None:
-    from vitkit.cli.output import print_table
-
     print_table(
         None,
         ["name", "status", "step", "best", "time", "updated"],

@@ -7,6 +7,9 @@ from typing import Any
 
 import typer
 
+from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import follow
+
 
 def finetune_suite(
     model: str,
@@ -19,8 +22,6 @@ def finetune_suite(
     **options: Any,
 ) -> None:
     """Run a suite and print it."""
-    from vitkit.cli.following import follow
-    from vitkit.cli.output import print_json
     from vitkit.transfer.suite import SEEDS, run_suite
 
     with follow() as listener:
@@ -36,7 +37,6 @@ def finetune_suite(
 
 def print_suite(result: dict[str, Any]) -> None:
     """Print the table of a suite beside the paper's."""
-    from vitkit.cli.output import note, print_table
     from vitkit.transfer.suite_table import CAPTION, cells, remarks, title
 
     columns, rows = cells(result)

@@ -1,4 +1,4 @@
-"""`vit train`: a recipe, or a run to go on with, becomes a trained model."""
+"""`vit train`: a recipe, or a run to resume, becomes a trained model."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import Changes, Device, Force, Json, Run
+from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import follow
+
 
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe, YAML file, or run to go on with.")],
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
-    ] = None,
-    run: Annotated[str | None, typer.Option(help="Name of the run, in runs/; or a path.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe, a YAML file, or a run to resume.")
+    ],
+    changes: Changes = None,
+    run: Run = None,
+    device: Device = "auto",
     explain: Annotated[
-        bool, typer.Option("--explain", help="Print every setting with its meaning, and train nothing.")
+        bool, typer.Option("--explain", help="Print every setting with its meaning; do not train.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever the run holds.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: Force = False,
+    json: Json = False,
 ) -> None:
     """Train a model: vit train cifar10_cct7 duration=30ep
 
-    The same command goes on where it was stopped; `vit recipes` lists what there is. Over several GPUs or
+    Run the same command again to resume. `vit recipes` lists the recipes. Over several GPUs or
     machines: torchrun --nproc-per-node=8 -m -- vitkit train RECIPE parallel=fsdp
     """
-    from vitkit.cli.following import follow
-    from vitkit.cli.output import print_json
-
     if explain:
         from vitkit.training.explain import explain as run_explain
 
@@ -54,8 +55,6 @@ def train(
 
 def print_result(result: dict[str, Any]) -> None:
     """Print the summary table of a run, and what to do next."""
-    from vitkit.cli.output import note, print_table
-
     metrics, best, run = result["metrics"], result["best"], shlex.quote(result["run"])
     rows = [["steps", f"{result['step']:,} of {result['steps']:,}"]]
     rows += [
@@ -84,8 +83,6 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def _print_settings(document: dict[str, Any]) -> None:
-    from vitkit.cli.output import note, print_table
-
     rows = [
         [row["name"], "" if row["value"] is None else str(row["value"]), row["meaning"]]
         for row in document["settings"]

@@ -6,34 +6,33 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.options import Device, Force, Json, Model, Run, Seeds, Sweep
+from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.progress import follow
+
 
 def vtab(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME@FILE, a weight file, a model folder or a run.")
-    ],
+    model: Model,
     data: Annotated[
         str, typer.Argument(metavar="DIR|shapes", help="Folder of VTAB's tasks, or shapes to practise.")
     ],
     protocol: Annotated[str, typer.Option(help="vit, bit, light or fewshot.")] = "vit",
     tasks: Annotated[str | None, typer.Option(metavar="A,B", help="Only these tasks.")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each task; their mean is reported.")] = 1,
-    sweep: Annotated[
-        str | None,
-        typer.Option(metavar="lr", help="Choose each task's learning rate by train800 and val200."),
+    seeds: Seeds = 1,
+    sweep: Sweep = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of training steps, if not the protocol's.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Fewer steps than the protocol's.")] = None,
-    run: Annotated[str | None, typer.Option(help="Name of the run, in runs/; or a path.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever the run holds.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    run: Run = None,
+    device: Device = "auto",
+    force: Force = False,
+    json: Json = False,
 ) -> None:
     """Measure a model on VTAB-1k: vit vtab B/16@augreg_in21k ./vtab
 
-    The same command goes on where it was stopped: tasks that are done are not run again.
-    A task that fails is reported, the others are still done, and the exit status is 1.
+    Run the same command again to resume; finished tasks are not repeated.
+    If a task fails, the others still run, and the exit status is 1.
     """
-    from vitkit.cli.following import follow
-    from vitkit.cli.output import note, print_json
     from vitkit.transfer.vtab.run import vtab as run_vtab
 
     with follow() as listener:
@@ -68,8 +67,6 @@ def vtab(
 
 def print_results(document: dict[str, Any]) -> None:
     """Print tasks, groups and the overall mean in percent, beside the paper's rows."""
-    from vitkit.cli.output import print_table
-
     published = document["published"]
     rows = []
     for entry in document["tasks"]:
