@@ -45,12 +45,14 @@ class Predictor:
         notes: Sequence[str] = (),
         device: torch.device | str = "cpu",
         several_labels: bool = False,
+        spec: str | None = None,
     ) -> None:
+        """spec: the MODEL string that it was loaded by, which results name it by."""
         self.device = torch.device(device)
         self.model = model.to(self.device).eval()
         self._preprocessing = preprocessing
         self._class_names = tuple(class_names)
-        self.name = name
+        self.name, self.spec = name, name if spec is None else spec
         self.notes = tuple(notes)
         self._several_labels = several_labels
 
@@ -152,7 +154,7 @@ class Predictor:
 
 
 def load(
-    spec: str | os.PathLike[str],
+    spec: str | os.PathLike[str] | Predictor,
     *,
     device: str = "auto",
     image_size: Size | None = None,
@@ -162,7 +164,23 @@ def load(
     names: Names | None = None,
     accept: str | Sequence[str] = (),
 ) -> Predictor:
-    """Return a model with its preprocessing and class names; `names` is a list, or a file of lines."""
+    """Return a model with its preprocessing and class names; `names` is a list, or a file of lines.
+
+    A model that is loaded already is returned as it is, so that whatever takes a MODEL string takes it as well.
+    """
+    if isinstance(spec, Predictor):
+        settings = {
+            "image_size": image_size,
+            "num_classes": num_classes,
+            "channels": channels,
+            "resample": resample,
+            "names": names,
+            "accept": accept or None,
+            "device": None if device in ("auto", spec.device.type) else device,
+        }
+        if late := [name for name, value in settings.items() if value is not None]:
+            raise InputError(f"{spec.name} is loaded already: give {', '.join(late)} to vitkit.load")
+        return spec
     from vitkit.weights.load import load_model
 
     chosen = choose_device(device)
@@ -188,11 +206,12 @@ def load(
         loaded.notes,
         chosen,
         loaded.several_labels,
+        os.fspath(spec),
     )
 
 
 def predict(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Predictor,
     images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     top: int = 5,

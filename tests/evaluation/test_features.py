@@ -22,6 +22,7 @@ from tests.two_ranks import two_ranks
 from vitkit import create_model
 from vitkit.data.open import open_data
 from vitkit.data.operations import normalize
+from vitkit.data.sources.source import Subset
 from vitkit.errors import InputError
 from vitkit.evaluation.features import (
     Features,
@@ -32,9 +33,9 @@ from vitkit.evaluation.features import (
     open_pair,
     row_blocks,
 )
-from vitkit.evaluation.fewshot import FewShotEvaluator
-from vitkit.evaluation.knn import KNNEvaluator
-from vitkit.evaluation.probe import ProbeEvaluator
+from vitkit.evaluation.fewshot import FewShotEvaluator, fewshot
+from vitkit.evaluation.knn import KNNEvaluator, knn
+from vitkit.evaluation.probe import ProbeEvaluator, probe
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.predictor import Predictor
@@ -295,10 +296,25 @@ def test_an_untrained_model_is_the_same_each_time_and_noted() -> None:
 
 def test_pairs() -> None:
     pair = open_pair("digits:train[:50%]", None)
-    assert (pair.train_data, pair.test_data) == ("digits:train[:50%]", "digits:test")
+    assert (pair.train.data_name, pair.test.data_name) == ("digits:train[:50%]", "digits:test")
     assert (pair.train.split, pair.test.split, len(pair.test)) == ("train", "test", 382)
-    assert open_pair("digits", "digits:val[:20]").test_data == "digits:val[:20]"
-    assert open_pair("digits:train[:600]", "digits:train[600:]").test_data == "digits:train[600:]"
+    assert open_pair("digits", "digits:val[:20]").test.data_name == "digits:val[:20]"
+    assert open_pair("digits:train[:600]", "digits:train[600:]").test.data_name == "digits:train[600:]"
+
+
+def test_verbs_take_loaded_models_and_open_sources() -> None:
+    predictor, train = load_frozen("mu/16", "cpu", 32), open_data("digits:train[:200]")
+    test = open_data("digits:test[:50]")
+    same = ("model", "train", "test", "num_train", "num_test", "accuracy", "results")
+    for verb, options in ((fewshot, {"shots": [5]}), (probe, {"l2": 1.0}), (knn, {})):
+        by_value = verb(predictor, train, evaluate=test, **options)
+        by_name = verb(
+            "mu/16", "digits:train[:200]", evaluate="digits:test[:50]", device="cpu", image_size=32, **options
+        )
+        assert {key: by_value.get(key) for key in same} == {key: by_name.get(key) for key in same}
+    assert open_pair(train, None).test.data_name == "digits:test"
+    with pytest.raises(InputError, match="name the images to measure on"):
+        open_pair(Subset(train, np.arange(200)), None)
 
 
 @pytest.fixture

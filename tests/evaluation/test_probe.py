@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from vitkit.data.open import open_data
 from vitkit.errors import InputError
-from vitkit.evaluation.features import load_frozen, source_features
+from vitkit.evaluation.features import frozen_features, load_frozen
 from vitkit.evaluation.probe import GRID, Probe, ProbeEvaluator, cut_dev, probe
 from vitkit.world import World
 
@@ -135,7 +135,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = probe("mu/16", "digits", l2=0.1, image_size=32, device="cpu")
     predictor = load_frozen("mu/16", "cpu", 32)
     train, test = open_data("digits:train"), open_data("digits:test")
-    x, x_test = (source_features(predictor, source).x for source in (train, test))
+    x, x_test = (frozen_features(predictor, source).x for source in (train, test))
     expected = reference(x, train.labels, 0.1).score(x_test.astype(np.float64), test.labels)
     assert result["accuracy"] == pytest.approx(expected, abs=1.1 / 382)
     assert (result["l2"], result["grid"], result["converged"]) == (0.1, [], True)

@@ -152,6 +152,17 @@ def test_a_mapping_to_several(model: str, photos: str, tmp_path: Path) -> None:
     assert "left out 10 images of 1 class that the mapping leaves open: cow" in found["notes"]
 
 
+def test_a_loaded_model_and_an_open_source(model: str, photos: str) -> None:
+    strings = evaluate(model, f"{photos}:all", device="cpu")
+    predictor, source = vitkit.load(model, device="cpu"), vitkit.open_data(f"{photos}:all")
+    objects = evaluate(predictor, source)
+    assert objects["weights_sha256"] is None
+    assert {**objects, "weights_sha256": strings["weights_sha256"]} == strings
+    assert message(predictor, source, image_size=16).endswith(
+        "is loaded already: give image_size to vitkit.load"
+    )
+
+
 def test_splits(model: str, tmp_path: Path) -> None:
     paint(tmp_path / "set" / "val", {"cow": 12, "bee": 20})
     assert evaluate(model, f"{tmp_path}/set:val", device="cpu")["images"] == 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from vitkit.data.images import EXTENSIONS
@@ -16,6 +17,8 @@ from vitkit.data.splits import Default, choose_split, listed
 from vitkit.data.vtab import PREFIX as VTAB
 from vitkit.errors import InputError, did_you_mean
 
+Data = str | os.PathLike[str] | DataSpec | Source
+"What verbs take: a DATA string, a path, or a source that is open already."
 BUILT_IN = ("digits", "shapes")
 MANIFEST = "pack.json"
 "What `vit pack` writes beside its shards."
@@ -24,14 +27,14 @@ ITEMS = {"label": ("shapes",), "size": ("shapes",), "root": DATA_SETS, "download
 
 
 def open_data(
-    data: str | os.PathLike[str] | DataSpec,
+    data: Data,
     *,
     default: Default = "train",
     classes: Sequence[str] | None = None,
     tolerate: bool = False,
     labelled: bool = True,
 ) -> Source:
-    """Return the images that a DATA string or a path names.
+    """Return the images that a DATA string or a path names; a source is returned as it is, apart from `classes`.
 
     default: which split data without one means: train, or with "measure" test, else val.
     classes: names of classes in the order that labels shall follow, such as a trained model's.
@@ -42,9 +45,13 @@ def open_data(
         raise InputError(
             f"default is {default!r}; expected 'train' or 'measure': a split is part of the data, as in 'digits:val'"
         )
-    spec = as_spec(data)
-    check_items(spec)
-    source = take(_open(spec, default, classes, labelled), spec)
+    if isinstance(data, Source):
+        source = data
+    else:
+        spec = as_spec(data)
+        check_items(spec)
+        source = take(_open(spec, default, classes, labelled), spec)
+        source.spec = replace(spec, split=source.split)
     if source.faults and not tolerate:
         raise InputError(source.faults[0])
     return source if classes is None else match_classes(source, classes)

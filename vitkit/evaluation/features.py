@@ -21,10 +21,9 @@ from vitkit.data.cache import cache_folder
 from vitkit.data.evaluation import evaluation_pipeline
 from vitkit.data.loader import EvaluationLoader
 from vitkit.data.memory import Decoded
-from vitkit.data.open import open_data
+from vitkit.data.open import Data, open_data
 from vitkit.data.operations import normalize
 from vitkit.data.sources.source import Source, Subset, shared_images
-from vitkit.data.spec import as_spec
 from vitkit.data.splits import Default
 from vitkit.errors import InputError
 from vitkit.files import written_whole
@@ -59,9 +58,6 @@ class Pair:
 
     train: Source
     test: Source
-    train_data: str
-    "DATA of each, its split named."
-    test_data: str
 
 
 def extract_features(
@@ -82,28 +78,16 @@ def extract_features(
 
 def frozen_features(
     predictor: Predictor,
-    data: str,
+    data: Data,
     *,
-    default: Default,
+    default: Default = "train",
     classes: tuple[str, ...] | None = None,
     batch_size: int = 64,
     progress: Progress | None = None,
     cache: bool = True,
 ) -> Features:
-    """Return the features of the images that DATA names, from the cache if they are there."""
+    """Return the features of the images of DATA, from the cache if they are there."""
     source = open_data(data, default=default, classes=classes)
-    return source_features(predictor, source, batch_size=batch_size, progress=progress, cache=cache)
-
-
-def source_features(
-    predictor: Predictor,
-    source: Source,
-    *,
-    batch_size: int = 64,
-    progress: Progress | None = None,
-    cache: bool = True,
-) -> Features:
-    """Return the features of a source's images, from the cache if they are there."""
     notes = list(source.notes)
     path = cache_folder() / "features" / f"{_key(predictor, source)}.npy"
 
@@ -138,16 +122,15 @@ def source_features(
     return found(torch.cat([first, *batches]).numpy())
 
 
-def open_pair(data: str, evaluate: str | None) -> Pair:
+def open_pair(data: Data, evaluate: Data | None) -> Pair:
     """Return the data to learn from and that to measure on; what can't be measured is an error before any work."""
-    spec = as_spec(data)
-    train = open_data(spec, default="train")
-    measured = spec.whole if evaluate is None else as_spec(evaluate)
-    test = open_data(measured, default="measure", classes=train.class_names)
-    names = [
-        str(dataclasses.replace(which, split=source.split))
-        for which, source in ((spec, train), (measured, test))
-    ]
+    train = open_data(data, default="train")
+    if evaluate is None:
+        if train.spec is None:
+            raise InputError(f"{train.data_name}: name the images to measure on (evaluate= in Python)")
+        evaluate = train.spec.whole
+    test = open_data(evaluate, default="measure", classes=train.class_names)
+    names = (train.data_name, test.data_name)
     if shared := shared_images(train, test):
         raise InputError(
             f"{names[0]} holds {shared:,} of the images that would be measured ({names[1]}): "
@@ -164,10 +147,10 @@ def open_pair(data: str, evaluate: str | None) -> Pair:
         )
     if len(np.unique(train.labels)) < 2:
         raise InputError(f"{names[0]} has images of one class alone; expected two or more")
-    return Pair(train, test, *names)
+    return Pair(train, test)
 
 
-def load_frozen(model: str, device: str, image_size: Size | None) -> Predictor:
+def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_size: Size | None) -> Predictor:
     """Return a model; an untrained one has the same random weights each time."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise InputError("frozen features are measured in one process: start without torchrun")
@@ -176,12 +159,12 @@ def load_frozen(model: str, device: str, image_size: Size | None) -> Predictor:
         return load(model, device=device, image_size=image_size)
 
 
-def describe(model: str, predictor: Predictor, pair: Pair) -> dict[str, Any]:
+def describe(predictor: Predictor, pair: Pair) -> dict[str, Any]:
     """Return how every result on frozen features begins."""
     return {
-        "model": model,
-        "train": pair.train_data,
-        "test": pair.test_data,
+        "model": predictor.spec,
+        "train": pair.train.data_name,
+        "test": pair.test.data_name,
         "num_classes": len(np.unique(pair.train.labels)),
         "num_train": len(pair.train),
         "num_test": len(pair.test),

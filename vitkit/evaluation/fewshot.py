@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
+from vitkit.data.open import Data
 from vitkit.data.sources.source import Source, Subset, choose_shots
 from vitkit.errors import InputError
 from vitkit.evaluation.features import (
@@ -18,14 +20,15 @@ from vitkit.evaluation.features import (
     check_classes,
     check_rows,
     describe,
+    frozen_features,
     load_frozen,
     mean_and_spread,
     mean_and_std,
     open_pair,
     row_blocks,
-    source_features,
 )
 from vitkit.models.configs import Preprocessing, Size
+from vitkit.predictor import Predictor
 from vitkit.world import World
 
 L2 = 1024.0
@@ -119,13 +122,13 @@ def choose_l2(accuracies: np.ndarray) -> int:
 
 
 def fewshot(
-    model: str,
-    data: str,
+    model: str | os.PathLike[str] | Predictor,
+    data: Data,
     *,
     shots: Sequence[int] = (1, 5, 10, 25),
     seeds: int = 3,
     l2: float | Literal["sweep"] = L2,
-    evaluate: str | None = None,
+    evaluate: Data | None = None,
     device: str = "auto",
     batch_size: int = 64,
     image_size: Size | None = None,
@@ -143,7 +146,7 @@ def fewshot(
     union = np.unique(np.concatenate(list(chosen.values())))
     predictor = load_frozen(model, device, image_size)
     train, test = (
-        source_features(predictor, source, batch_size=batch_size, progress=progress)
+        frozen_features(predictor, source, batch_size=batch_size, progress=progress)
         for source in (Subset(pair.train, union), pair.test)
     )
     strengths = SWEEP if l2 == "sweep" else (float(l2),)
@@ -176,7 +179,7 @@ def fewshot(
         how = "the best l2 of 2^-10 to 2^19, chosen on the images measured on"
         notes.append("l2 was chosen on the images measured on, as older code does: say so beside the numbers")
     return {
-        **describe(model, predictor, pair),
+        **describe(predictor, pair),
         "protocol": (
             "closed-form ridge regression on whitened features (bias column 100, targets -1 and +1), "
             f"{how}; images of each class drawn with {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}; std is the sample's"

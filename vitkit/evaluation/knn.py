@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
+from vitkit.data.open import Data
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.evaluation.features import (
@@ -21,11 +23,12 @@ from vitkit.evaluation.features import (
     check_classes,
     check_rows,
     describe,
+    frozen_features,
     load_frozen,
     open_pair,
-    source_features,
 )
 from vitkit.models.configs import Preprocessing, Size
+from vitkit.predictor import Predictor
 from vitkit.world import World
 
 K, TEMPERATURE = 20, 0.07
@@ -129,12 +132,12 @@ def _greatest(similarities: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def knn(
-    model: str,
-    data: str,
+    model: str | os.PathLike[str] | Predictor,
+    data: Data,
     *,
     k: int | Sequence[int] = K,
     temperature: float | Sequence[float] = TEMPERATURE,
-    evaluate: str | None = None,
+    evaluate: Data | None = None,
     device: str = "auto",
     batch_size: int = 64,
     image_size: Size | None = None,
@@ -151,13 +154,13 @@ def knn(
     _check(ks, temperatures, len(pair.train))
     predictor = load_frozen(model, device, image_size)
     train, test = (
-        source_features(predictor, source, batch_size=batch_size, progress=progress)
+        frozen_features(predictor, source, batch_size=batch_size, progress=progress)
         for source in (pair.train, pair.test)
     )
     neighbours = KNN(device=predictor.device.type, k=ks[0]).fit(train.x, train.labels)
     found = neighbours.accuracies(test.x, test.labels, ks, temperatures)
     return {
-        **describe(model, predictor, pair),
+        **describe(predictor, pair),
         "protocol": (
             "cosine similarity to every image of train; the k nearest vote with exp(similarity / temperature)"
         ),

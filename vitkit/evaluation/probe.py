@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
+from vitkit.data.open import Data
 from vitkit.data.sources.source import Source, stratified_split
 from vitkit.errors import InputError
 from vitkit.evaluation.features import (
@@ -21,13 +23,14 @@ from vitkit.evaluation.features import (
     check_classes,
     check_rows,
     describe,
+    frozen_features,
     load_frozen,
     mean_and_std,
     open_pair,
     row_blocks,
-    source_features,
 )
 from vitkit.models.configs import Preprocessing, Size
+from vitkit.predictor import Predictor
 from vitkit.world import World
 
 GRID = tuple(10.0**power for power in range(1, -6, -1))
@@ -213,11 +216,11 @@ def cut_dev(
 
 
 def probe(
-    model: str,
-    data: str,
+    model: str | os.PathLike[str] | Predictor,
+    data: Data,
     *,
     l2: float | None = None,
-    evaluate: str | None = None,
+    evaluate: Data | None = None,
     device: str = "auto",
     batch_size: int = 64,
     image_size: Size | None = None,
@@ -236,7 +239,7 @@ def probe(
         cut_dev(pair.train.labels, DEV, seed=0)
     predictor = load_frozen(model, device, image_size)
     train, test = (
-        source_features(predictor, source, batch_size=batch_size, progress=progress)
+        frozen_features(predictor, source, batch_size=batch_size, progress=progress)
         for source in (pair.train, pair.test)
     )
     fitted = Probe(l2, device=predictor.device.type).fit(train.x, train.labels)
@@ -253,7 +256,7 @@ def probe(
     if l2 is None:
         how += f", the best of {len(GRID)} on a tenth of train, then learned from all of train"
     return {
-        **describe(model, predictor, pair),
+        **describe(predictor, pair),
         "protocol": f"multinomial logistic regression on standardised features, {how}",
         "accuracy": float(np.mean(fitted.predict(test.x) == test.labels)),
         "l2": fitted.l2_,

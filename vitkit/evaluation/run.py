@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from vitkit.data.fetch import check_choice
-from vitkit.data.open import open_data
+from vitkit.data.open import Data, open_data
 from vitkit.data.parts import Progress
 from vitkit.data.sources.folder import scan
 from vitkit.data.sources.source import Source, Subset
-from vitkit.data.spec import DataSpec, as_spec
+from vitkit.data.spec import as_spec
 from vitkit.errors import InputError
 from vitkit.evaluation.classes import Among, Head, Matching, match, read_mapping
 from vitkit.evaluation.classification import Classification
@@ -34,8 +34,8 @@ RESULTS = "results.json"
 
 
 def evaluate(
-    model: str | os.PathLike[str],
-    data: str | os.PathLike[str] | DataSpec,
+    model: str | os.PathLike[str] | Predictor,
+    data: Data,
     *,
     real: str | os.PathLike[str] | None = None,
     mapping: str | os.PathLike[str] | None = None,
@@ -56,18 +56,22 @@ def evaluate(
     the head; images of others are left out. classes: "head" chooses answers among all classes of the head, "data" among
     those that the data has. out: a folder for pictures and results. progress: told how many images are done, and of how
     many. announce: told notes before anything is computed; the answer has them too. Started by torchrun, processes share
-    the images, and all but the first return {}.
+    the images, and all but the first return {}. weights_sha256 is None for a loaded model: its weights may have changed
+    since they were read.
     """
     check_choice("classes", classes, Among)
-    named = os.fspath(model)
     lists = None if real is None else read_real(real)
     if out is not None:
         _check_folder(Path(out), force)
-    with join_world(choose_device(device)) as world:
+    chosen = model.device if isinstance(model, Predictor) and device == "auto" else choose_device(device)
+    with join_world(chosen) as world:
         # The digest comes first: should a run write others meanwhile, it isn't theirs.
-        weights = weight_file(named) if world.is_first else None
+        weights = None
+        if world.is_first and not isinstance(model, Predictor):
+            weights = weight_file(os.fspath(model))
         known = None if weights is None else digest(weights)
         predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
+        named = predictor.spec
         _check_model(predictor, named)
         head = Head(named, predictor.class_names)
         source, is_labelled = _open(data, lists is not None)
@@ -96,7 +100,7 @@ def evaluate(
             "model": named,
             "weights_sha256": known,
             "image_size": list(predictor.preprocessing.size),
-            "data": str(replace(as_spec(data), split=source.split)),
+            "data": source.data_name,
             "images": len(images),
             "left_out": len(source) - len(images),
             "classes": len(head) if matching is None else len(matching.answers),
@@ -137,17 +141,18 @@ def _check_real(head: Head, source: Source, classes: Among) -> None:
         )
 
 
-def _open(data: str | os.PathLike[str] | DataSpec, may_be_flat: bool) -> tuple[Source, bool]:
+def _open(data: Data, may_be_flat: bool) -> tuple[Source, bool]:
     """Return the images, and whether they are labelled: ReaL's need no class folders."""
-    spec = as_spec(data)
-    root = os.path.expanduser(spec.source)
-    is_folder = spec.is_path and os.path.isdir(root) and spec.split in (None, "all")
-    if may_be_flat and is_folder and not (found := scan(root)).paths and found.loose:
-        source = open_data(replace(spec, split="all"), labelled=False)
-        note = f"{spec.source}: no class folders; nothing is measured but ReaL's accuracy"
-        source.notes = (*source.notes, note)
-        return source, False
-    source = open_data(spec, default="measure")
+    if may_be_flat and not isinstance(data, Source):
+        spec = as_spec(data)
+        root = os.path.expanduser(spec.source)
+        is_folder = spec.is_path and os.path.isdir(root) and spec.split in (None, "all")
+        if is_folder and not (found := scan(root)).paths and found.loose:
+            source = open_data(replace(spec, split="all"), labelled=False)
+            note = f"{spec.source}: no class folders; nothing is measured but ReaL's accuracy"
+            source.notes = (*source.notes, note)
+            return source, False
+    source = open_data(data, default="measure")
     if not len(source):
         raise InputError(f"{source.name}:{source.split} has no images")
     return source, True
@@ -165,7 +170,9 @@ def _logits(
 ) -> np.ndarray:
     evaluator = Classification(source, predictor.preprocessing, batch_size=batch_size, world=world)
     try:
-        logits = evaluator.logits(predictor.model, progress=progress if world.is_first else None)
+        logits = evaluator.logits(
+            predictor.model.to(world.device), progress=progress if world.is_first else None
+        )
     except torch.OutOfMemoryError as error:
         raise InputError(f"out of memory with batch size {batch_size}: give a smaller one") from error
     return logits

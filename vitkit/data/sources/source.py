@@ -45,6 +45,7 @@ class Source:
     images: all pixels, uint8 (images, height, width, channels), where they fit in memory; else None.
     faults: what is wrong with it as a whole, each one line: nobody but who looks for faults opens it.
     notes: what a verb tells of it, each one line: the split that was chosen, the order of classes, files left out.
+    spec: the DATA that `open_data` was given, its split named; None for a source made in another way.
     """
 
     name: str
@@ -54,12 +55,18 @@ class Source:
     images: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    spec: DataSpec | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __repr__(self) -> str:
         return f"<Source {self.name}:{self.split}, images={len(self)}, classes={self.num_classes}>"
+
+    @property
+    def data_name(self) -> str:
+        """The DATA string that names this source in results."""
+        return f"{self.name}:{self.split}" if self.spec is None else str(self.spec)
 
     @property
     def num_classes(self) -> int:
