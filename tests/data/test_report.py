@@ -19,6 +19,7 @@ from vitkit.data.report import describe_data, look_at
 from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec, parse_spec
 from vitkit.errors import InputError
+from vitkit.figures import sheets
 
 
 def draw(number: int, height: int = 6, width: int = 8) -> Image.Image:
@@ -278,17 +279,17 @@ def test_the_sheet_has_a_row_for_each_class(photos: Path, tmp_path: Path) -> Non
     path = tmp_path / "sheet.png"
     assert describe_data(str(photos), out=path)["sheet"] == str(path)
     with Image.open(path) as image:
-        width = 2 * sheet.MARGIN + sheet.NAMES + sheet.COLUMNS * (sheet.TILE + sheet.GAP) - sheet.GAP
+        width = 2 * sheets.MARGIN + sheets.NAMES + sheets.TILES * (sheets.TILE + sheets.GAP) - sheets.GAP
         assert image.format == "PNG" and image.size == (
             width,
-            2 * sheet.MARGIN + sheet.HEAD + 2 * sheet.TILE + sheet.GAP,
+            2 * sheets.MARGIN + sheets.HEAD + 2 * sheets.TILE + sheets.GAP,
         )
         pixels = np.asarray(image.convert("RGB"))
-    left, top = sheet.MARGIN + sheet.NAMES, sheet.MARGIN + sheet.HEAD
-    middle = pixels[top + sheet.TILE // 2, left + sheet.TILE // 2]
+    left, top = sheets.MARGIN + sheets.NAMES, sheets.MARGIN + sheets.HEAD
+    middle = pixels[top + sheets.TILE // 2, left + sheets.TILE // 2]
     assert middle.tolist() in np.asarray(draw(0)).reshape(-1, 3).tolist()  # few pixels are not blurred
     assert pixels[top, left].tolist() == [0xF0] * 3  # 6x8 pixels leave a strip above and below
-    beyond = pixels[top : top + sheet.TILE, left + 6 * (sheet.TILE + sheet.GAP) :]
+    beyond = pixels[top : top + sheets.TILE, left + 6 * (sheets.TILE + sheets.GAP) :]
     assert (beyond == 255).all()  # six cats
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "sheet.png"]
 
@@ -299,7 +300,7 @@ def test_the_sheet_of_many_classes_shows_some(tmp_path: Path) -> None:
     source = open_splits(parse_spec(f"{tmp_path}/photos:train"))[0]
     assert (
         sheet.draw_sheet(source).height
-        == 2 * sheet.MARGIN + sheet.HEAD + 24 * (sheet.TILE + sheet.GAP) - sheet.GAP
+        == 2 * sheets.MARGIN + sheets.HEAD + 24 * (sheets.TILE + sheets.GAP) - sheets.GAP
     )
 
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitkit.data import sheet
 from vitkit.data.sources.source import Files
 from vitkit.evaluation.measured import Measured
-from vitkit.figures import mistakes
+from vitkit.figures import mistakes, sheets
 from vitkit.figures import tiles as drawing
 from vitkit.figures.tiles import find_font, name_class
 
@@ -64,7 +64,7 @@ def test_answers_that_are_no_classes_have_numbers_of_their_own(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("picture", "place", "ink", "size"),
     [
-        ("sheet.png", (sheet.MARGIN, sheet.MARGIN + sheet.HEAD + sheet.TILE // 2 - 17), sheet._INK, 14),
+        ("sheet.png", (sheets.MARGIN, sheets.MARGIN + sheets.HEAD + sheets.TILE // 2 - 17), sheets._INK, 14),
         (
             "mistakes.png",
             (mistakes.MARGIN, mistakes.MARGIN + mistakes.HEAD + mistakes.TILE + 8),

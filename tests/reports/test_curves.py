@@ -9,19 +9,8 @@ import numpy as np
 import pytest
 
 from tests.reports.run_folders import evaluation_line, training_line, write_run
-from vitkit.reports.curves import (
-    MOST_POINTS,
-    Look,
-    Panel,
-    curves_of,
-    key,
-    kind_of_loss,
-    legend,
-    panels,
-    png,
-    remark,
-    svg,
-)
+from vitkit.figures.curves import MOST_POINTS, Panel, png, svg
+from vitkit.reports.curves import kind_of_loss, legend, legend_list, panels, remark
 from vitkit.reports.folder import Run, read_run
 
 
@@ -30,40 +19,52 @@ def runs(tmp_path: Path) -> list[Run]:
     return [read_run(write_run(tmp_path / name)) for name in ("one", "two", "three")]
 
 
-def titles(runs: list[Run]) -> list[str]:
+def measures(runs: list[Run]) -> list[str]:
     return [panel.measure for panel in panels(runs)]
+
+
+def titles(runs: list[Run]) -> list[str]:
+    return [panel.title for panel in panels(runs)]
+
+
+def of(runs: list[Run], measure: str) -> Panel:
+    return next(panel for panel in panels(runs) if panel.measure == measure)
+
+
+def picture(runs: list[Run]) -> bytes:
+    return png(panels(runs), legend(runs))
 
 
 def test_each_measure_is_a_panel(runs: list[Run]) -> None:
     expected = ["loss", "accuracy", "learning_rate", "gradient_norm", "images_per_second"]
-    assert titles(runs) == expected
+    assert measures(runs) == expected
 
 
 def test_panels_without_numbers_are_left_out(tmp_path: Path) -> None:
     lines = [{"step": 10, "loss": 1.0}, {"step": 10, "val/recall_at_5": 0.5}]
     run = read_run(write_run(tmp_path / "a", lines))
-    assert titles([run]) == ["loss", "recall_at_5"]
-    assert "Recall at 5" in svg([run], Panel("recall_at_5"))
+    assert measures([run]) == ["loss", "recall_at_5"]
+    assert "Recall at 5" in svg(of([run], "recall_at_5"))
 
 
 def test_every_accuracy_of_training_is_drawn_in_percent(tmp_path: Path) -> None:
     lines = [{"step": step, "loss": 1.0, "color_accuracy": step / 100} for step in (10, 20, 30)]
     run = read_run(write_run(tmp_path / "run", lines))
-    assert panels([run]) == [Panel("loss"), Panel("color_accuracy")]
-    assert "20%" in svg([run], Panel("color_accuracy"))
+    assert titles([run]) == ["Loss", "Color accuracy"]
+    assert "20%" in svg(of([run], "color_accuracy"))
 
 
 def test_a_long_climb_has_a_close_up(tmp_path: Path) -> None:
     lines = [training_line(step) for step in range(10, 1001, 10)]
     lines += [evaluation_line(step) for step in range(100, 1001, 100)]
     run = read_run(write_run(tmp_path / "a", lines))
-    assert panels([run])[:3] == [Panel("loss"), Panel("accuracy"), Panel("accuracy", 500.0)]
-    close = curves_of([run], Panel("accuracy", 500.0))
-    assert [curve.steps.tolist() for curve in close] == [[500, 600, 700, 800, 900, 1000]] * 2
+    assert titles([run])[:3] == ["Loss", "Accuracy", "Accuracy, second half"]
+    close = panels([run])[2]
+    assert [curve.steps.tolist() for curve in close.curves] == [[500, 600, 700, 800, 900, 1000]] * 2
 
 
 def test_runs_differ_by_colour_splits_by_marker_averages_by_dashes(runs: list[Run]) -> None:
-    looks = [curve.look for curve in curves_of(runs, Panel("accuracy"))]
+    looks = [curve.look for curve in of(runs, "accuracy").curves]
     assert [look.color for look in looks] == ["run-0"] * 3 + ["run-1"] * 3 + ["run-2"] * 3
     assert [(look.marker, look.is_average, look.is_faint) for look in looks[:3]] == [
         ("", False, True),
@@ -75,11 +76,11 @@ def test_runs_differ_by_colour_splits_by_marker_averages_by_dashes(runs: list[Ru
 def test_splits_of_a_single_run_differ_by_colour(tmp_path: Path) -> None:
     lines = [training_line(1), evaluation_line(1, **{"test/accuracy": 0.5, "test_ema/accuracy": 0.6})]
     run = read_run(write_run(tmp_path / "a", lines))
-    looks = [curve.look for curve in curves_of([run], Panel("accuracy"))]
+    looks = [curve.look for curve in of([run], "accuracy").curves]
     train, val, val_ema, test, test_ema = (look.color for look in looks)
     assert val == val_ema and test == test_ema and len({train, val, test}) == 3
     assert len({look.marker for look in looks}) == 3
-    assert re.findall(r"</svg>([\w ]+)</li>", legend([run])) == [
+    assert re.findall(r"</svg>([\w ]+)</li>", legend_list([run])) == [
         "train",
         "val",
         "val ema",
@@ -89,18 +90,12 @@ def test_splits_of_a_single_run_differ_by_colour(tmp_path: Path) -> None:
 
 
 def test_the_legend_names_runs_and_kinds(runs: list[Run]) -> None:
-    names = re.findall(r"</svg>([\w ]+)</li>", legend(runs))
+    names = re.findall(r"</svg>([\w ]+)</li>", legend_list(runs))
     assert names == ["one", "two", "three", "train", "val", "val ema"]
 
 
-def test_keys_show_the_look() -> None:
-    assert "dasharray" in key(Look("run-0", "o", is_average=True))
-    assert "dasharray" not in key(Look("run-0", "o"))
-    assert "var(--run-3)" in key(Look("run-3"))
-
-
 def test_svg_follows_the_page(runs: list[Run]) -> None:
-    drawn = [svg(runs, panel) for panel in panels(runs)]
+    drawn = [svg(panel) for panel in panels(runs)]
     for text in drawn:
         assert text.startswith('<svg viewBox="0 0 ')
         assert "var(--run-0)" in text and "var(--run-2)" in text and "var(--muted)" in text
@@ -111,23 +106,16 @@ def test_svg_follows_the_page(runs: list[Run]) -> None:
 
 
 def test_svg_is_the_same_each_time(runs: list[Run]) -> None:
-    assert svg(runs, Panel("loss")) == svg(runs, Panel("loss"))
+    assert svg(of(runs, "loss")) == svg(of(runs, "loss"))
 
 
 def test_epochs_stand_above_where_runs_agree(tmp_path: Path) -> None:
     one = read_run(write_run(tmp_path / "one"))
     lines = [training_line(step, epoch=step / 7) for step in (10, 20, 30)]
     two = read_run(write_run(tmp_path / "two", lines))
-    assert "epoch above" in svg([one], Panel("loss"))
-    assert "epoch above" in svg([two], Panel("loss"))
-    assert "epoch above" not in svg([one, two], Panel("loss"))
-
-
-def test_a_wide_range_of_loss_is_logarithmic(tmp_path: Path) -> None:
-    wide = read_run(write_run(tmp_path / "a", [training_line(1, loss=5.0), training_line(2, loss=0.01)]))
-    narrow = read_run(write_run(tmp_path / "b", [training_line(1, loss=5.0), training_line(2, loss=-0.1)]))
-    assert "Loss, log scale" in svg([wide], Panel("loss"))
-    assert "log scale" not in svg([narrow], Panel("loss"))
+    assert "epoch above" in svg(of([one], "loss"))
+    assert "epoch above" in svg(of([two], "loss"))
+    assert "epoch above" not in svg(of([one, two], "loss"))
 
 
 def test_long_curves_are_thinned_and_it_is_said(tmp_path: Path) -> None:
@@ -137,28 +125,28 @@ def test_long_curves_are_thinned_and_it_is_said(tmp_path: Path) -> None:
     assert remark([short]) == ""
     assert "mean of up to 3 logged values; the pale band" in remark([long])
     assert "band" not in remark([long, *[short] * 3])
-    assert len(svg([long], Panel("loss"))) < 40_000
+    assert len(svg(of([long], "loss"))) < 40_000
 
 
 @pytest.mark.parametrize("loss", [0.0, 1.0, -1.0, 1e-30, 1e30])
 def test_a_single_line_is_drawn(tmp_path: Path, loss: float) -> None:
     run = read_run(write_run(tmp_path / "a", [{"step": 1, "loss": loss}]))
-    assert titles([run]) == ["loss"]
-    assert "<use" in svg([run], Panel("loss"))
-    assert png([run]).startswith(b"\x89PNG")
+    assert measures([run]) == ["loss"]
+    assert "<use" in svg(of([run], "loss"))
+    assert picture([run]).startswith(b"\x89PNG")
 
 
 def test_odd_names_are_drawn(tmp_path: Path) -> None:
     names = ["$x_{$", "日本", "a\nb", "x" * 300, "_hidden", "\udcff", "", "<b>"]
     found = [read_run(write_run(tmp_path / str(place), name=name)) for place, name in enumerate(names)]
-    assert png(found).startswith(b"\x89PNG")
+    assert picture(found).startswith(b"\x89PNG")
 
 
 def test_odd_measures_are_drawn(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", [{"step": 1, "val/$x_{$ <b> --> 日本": 0.5}]))
     (panel,) = panels([run])
-    assert "$x {$ &lt;b&gt; --&gt; 日本" in svg([run], panel)
-    assert png([run]).startswith(b"\x89PNG")
+    assert "$x {$ &lt;b&gt; --&gt; 日本" in svg(panel)
+    assert picture([run]).startswith(b"\x89PNG")
 
 
 OBJECTIVES: dict[str, dict[str, object]] = {
@@ -179,9 +167,9 @@ def test_losses_of_different_kinds_have_panels_of_their_own(tmp_path: Path) -> N
         for name, objective in OBJECTIVES.items()
     ]
     losses = [panel for panel in panels(runs) if panel.measure == "loss"]
-    drawn = [{curve.look.color for curve in curves_of(runs, panel)} for panel in losses]
+    drawn = [{curve.look.color for curve in panel.curves} for panel in losses]
     assert drawn == [{"run-0", "run-1"}, *({f"run-{place}"} for place in range(2, 7))]
-    found = [re.findall("<title>(.*?) over steps", svg(runs, panel))[0] for panel in losses]
+    found = [re.findall("<title>(.*?) over steps", svg(panel))[0] for panel in losses]
     assert found == [
         "Loss: cross-entropy",
         "Loss: cross-entropy of each class",
@@ -191,13 +179,13 @@ def test_losses_of_different_kinds_have_panels_of_their_own(tmp_path: Path) -> N
         "Loss: mae, pixels",
     ]
     assert [panel.measure for panel in panels(runs)].count("learning_rate") == 1
-    assert panels(runs[:2])[0] == panels(runs[5:6])[0] == Panel("loss")
+    assert titles(runs[:2])[0] == titles(runs[5:6])[0] == "Loss"
     lines = [training_line(1), {"step": 1, "val/loss": 2.0, "val/mean_average_precision": 0.5}]
     several = read_run(write_run(tmp_path / "several", lines, {"objective": OBJECTIVES["labels"]}))
     assert kind_of_loss(several) == kind_of_loss(runs[2])
-    assert "50%" in svg([several], Panel("mean_average_precision"))  # as in the tables
+    assert "50%" in svg(of([several], "mean_average_precision"))  # as in the tables
 
 
 def test_values_are_those_of_the_lines(runs: list[Run]) -> None:
-    curve = curves_of(runs, Panel("loss"))[0]
+    curve = of(runs, "loss").curves[0]
     np.testing.assert_allclose(curve.values, 2.0 / (1 + curve.steps / 50))

@@ -23,7 +23,7 @@ from vitkit.evaluation.fewshot import fewshot
 from vitkit.evaluation.knn import knn
 from vitkit.runs import read_record
 from vitkit.training.build import build
-from vitkit.training.pictures import Pictures, cut_pictures, drawn, sheet
+from vitkit.training.pictures import Pictures, cut_pictures, drawn
 from vitkit.training.recipes import resolve
 from vitkit.transfer.finetune import finetune
 from vitkit.world import World
@@ -203,20 +203,6 @@ def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
     assert all(path.exists() for path in mine)
     supervised = tiny_runs.run_tiny(tmp_path / "labels", "duration=2")
     assert supervised["pictures"] == [] and not (tmp_path / "labels/pictures").exists()
-
-
-@pytest.mark.parametrize("shape", [(8, 8), (16, 64), (70, 70), (224, 224), (448, 64)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_headings_fit_their_columns(shape: tuple[int, int], channels: int) -> None:
-    found = sheet(np.full((2, 3, channels, *shape), 200, np.uint8))
-    scale = max(1, 128 // max(shape))
-    height, width = scale * shape[0], scale * shape[1]
-    head = found.shape[0] - 2 * height - 4
-    assert head == max(12, width // 14) * 3 // 2 and found.shape[1] == 3 * width + 8
-    for column in range(3):
-        letters = found[:head, column * (width + 4) : (column + 1) * (width + 4)].min(axis=(0, 2)) < 128
-        assert letters.any() and not letters[width:].any()
-    assert found[head:][:height, :width].min() == 200
 
 
 def test_pictures_are_of_train_where_nothing_is_measured(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import yaml
 from vitkit import __version__
 from vitkit.errors import InputError
 from vitkit.figures import numbers
+from vitkit.figures.curves import Look, Panel, png, svg
 from vitkit.files import write_file
 from vitkit.models.names import SHAPE, model_config
 from vitkit.reports import curves
@@ -73,7 +74,8 @@ def report(
         Path(out).expanduser() if out is not None else (paths[0] if len(paths) == 1 else Path()) / "report"
     )
     targets = _targets(folder, force)
-    if not curves.panels(found):
+    panels = curves.panels(found)
+    if not panels:
         raise InputError(
             f"{paths[0]} has no curve to draw: expected finite numbers, such as a loss, in its metrics"
         )
@@ -90,7 +92,8 @@ def report(
         for run in found
         if not run.results and read_object(run.home / EVALUATION / RESULTS)
     ]
-    contents = (_page(found, inside).encode("utf-8", "backslashreplace"), curves.png(found))
+    text = _page(found, panels, inside)
+    contents = (text.encode("utf-8", "backslashreplace"), png(panels, curves.legend(found)))
     for target, content in zip(targets, contents, strict=True):
         write_file(target, content)
     return {
@@ -143,9 +146,9 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _page(runs: Sequence[Run], inside: Sequence[Html]) -> str:
+def _page(runs: Sequence[Run], panels: Sequence[Panel], inside: Sequence[Html]) -> str:
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    panels = (element("figure", curves.svg(runs, panel)) for panel in curves.panels(runs))
+    drawn = (element("figure", Html(svg(panel))) for panel in panels)
     remark = curves.remark(runs)
     # What a fine-tuning came to stands above what its last run did on the way.
     results = [part for run in runs for part in finetuning_sections(run, len(runs) == 1)]
@@ -156,8 +159,8 @@ def _page(runs: Sequence[Run], inside: Sequence[Html]) -> str:
         *_summary_parts(runs, has_results=bool(results)),
         section(
             "Curves",
-            curves.legend(runs),
-            element("div", *panels, class_="curves"),
+            curves.legend_list(runs),
+            element("div", *drawn, class_="curves"),
             *([element("p", remark, class_="note")] if remark else []),
         ),
         *_evaluation_parts(runs),
@@ -212,7 +215,7 @@ def _summary_parts(runs: Sequence[Run], has_results: bool) -> list[Html]:
 
 def _heads(runs: Sequence[Run]) -> list[str]:
     """Return the names of runs, each with its colour."""
-    return [join([curves.key(curves.Look(f"run-{place}")), run.name]) for place, run in enumerate(runs)]
+    return [join([curves.key(Look(f"run-{place}")), run.name]) for place, run in enumerate(runs)]
 
 
 def _facts(found: Mapping[str, Any]) -> dict[str, str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vitkit.data.draws import Draw
@@ -17,7 +16,7 @@ from vitkit.data.loader import EvaluationLoader
 from vitkit.data.sheet import spread
 from vitkit.data.sources.source import Source, Subset
 from vitkit.errors import InputError
-from vitkit.figures.tiles import cut_text, load_font
+from vitkit.figures.sheets import column_sheet
 from vitkit.files import written_whole
 from vitkit.training.build import Parts
 from vitkit.training.config import TrainConfig
@@ -27,9 +26,6 @@ from vitkit.world import World
 FOLDER = "pictures"
 HEADINGS = ("image", "given", "predicted")
 NUM_IMAGES = 4
-GAP = 4
-SIDE = 128
-"Smaller images are magnified by a whole number, up to about this many pixels."
 
 
 class Pictures:
@@ -67,7 +63,7 @@ class Pictures:
         folder = self.path / FOLDER
         folder.mkdir(exist_ok=True)
         with written_whole(folder / f"{step:08d}.png") as part:
-            Image.fromarray(sheet(panels.cpu().numpy())).save(part, "PNG")
+            column_sheet(panels.cpu().numpy(), HEADINGS).save(part, "PNG")
         for file in drawn(self.path)[1:-1]:
             file.unlink()
 
@@ -107,28 +103,3 @@ def cut_pictures(path: Path, step: int) -> None:
 def drawn(path: Path) -> list[Path]:
     """Return a run's pictures, by step."""
     return sorted((path / FOLDER).glob("[0-9]" * 8 + ".png"))
-
-
-def sheet(panels: np.ndarray) -> np.ndarray:
-    """Return panels (rows, 3, channels, height, width) as one picture (height, width, 3), with headings."""
-    rows, columns, channels, height, width = panels.shape
-    scale = max(1, SIDE // max(height, width))
-    colors = (
-        panels if channels == 3 else panels.mean(axis=2, keepdims=True).astype(np.uint8).repeat(3, axis=2)
-    )
-    large = colors.repeat(scale, axis=3).repeat(scale, axis=4)
-    padded = np.pad(large, ((0, 0),) * 3 + ((0, GAP),) * 2, constant_values=255)
-    joined = padded.transpose(0, 3, 1, 4, 2).reshape(
-        rows * (scale * height + GAP), columns * (scale * width + GAP), 3
-    )
-    return np.concatenate([headings(scale * width), joined[:-GAP, :-GAP]])
-
-
-def headings(width: int) -> np.ndarray:
-    """Return the line (height, width, 3) above columns of this width; its letters grow with them."""
-    size = max(12, width // 14)
-    font = load_font(size)
-    line = Image.new("RGB", (len(HEADINGS) * (width + GAP) - GAP, size * 3 // 2), "white")
-    for column, words in enumerate(HEADINGS):
-        ImageDraw.Draw(line).text((column * (width + GAP), 0), cut_text(words, font, width), "black", font)
-    return np.asarray(line)
