@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from vitkit.data.open import open_data
+from vitkit.data.open import list_splits, open_data
 from vitkit.data.sources.source import Subset, spread_order
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
@@ -149,3 +150,29 @@ def test_a_slice_with_a_seed_is_shuffled_and_complete() -> None:
     ) == len(whole)
     assert not np.array_equal(parts[0].labels, open_data("digits:train[:90%]").labels)
     assert np.array_equal(parts[1].labels, open_data("digits:train[90%:,seed=3]").labels)
+
+
+def test_the_splits_of_every_kind_are_known_without_opening_one(tmp_path: Path) -> None:
+    assert list_splits("digits") == list_splits("shapes:val[:5]") == ["train", "val", "test"]
+    assert list_splits("aircraft") == ["train", "val", "test", "trainval"]
+    assert list_splits("svhn[root=./nowhere]") == ["train", "test", "extra"]
+    assert list_splits("vtab/dtd[root=./nowhere]") == ["train800", "val200", "train800val200", "test"]
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 4, 3), np.uint8)
+    for place, folder in enumerate(("test/a", "validation/a", "made/a", "own/val/a")):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.fromarray(pixels[place]).save(tmp_path / folder / "1.png")
+    Image.fromarray(pixels[0]).save(tmp_path / "made/a/2.png")
+    assert list_splits(tmp_path) == ["val", "test"], "train is not among them, and no error"
+    assert list_splits(tmp_path / "made") == ["train", "test"], "two images are too few for val"
+    assert list_splits(tmp_path / "own/val") == ["val"], "a folder that is a split by its name"
+    (tmp_path / "made/a/2.png").unlink()
+    assert list_splits(tmp_path / "made") == ["train"]
+    (tmp_path / "t.csv").write_text("path,label,split\n1.png,a,trainval\n1.png,a,mine\n")
+    assert list_splits(f"{tmp_path}/t.csv") == ["mine", "trainval"]
+    for name in ("dev-000.tar", "train-000.tar", "other.tar"):
+        (tmp_path / "made" / name).touch()
+    assert list_splits(f"{tmp_path}/made/*.tar") == ["train", "val"]
+    with pytest.raises(InputError, match="no such file or folder"):
+        list_splits("./nowhere")
+    with pytest.raises(InputError, match="did you mean 'digits'"):
+        list_splits("digit")

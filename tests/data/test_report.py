@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data import parts, sheet
-from vitkit.data.parts import open_splits, split_names
+from vitkit.data import open as opening
+from vitkit.data import sheet
+from vitkit.data.open import open_splits
 from vitkit.data.report import describe_data, look_at
 from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec, parse_spec
@@ -230,30 +231,19 @@ def test_images_with_several_labels_count_for_each(tmp_path: Path) -> None:
     assert report["duplicates"]["with_different_classes"] == 1
 
 
-def test_the_splits_of_every_kind_are_known(tmp_path: Path) -> None:
-    assert split_names(parse_spec("digits")) == split_names(parse_spec("shapes")) == ["train", "val", "test"]
-    assert split_names(parse_spec("aircraft")) == ["train", "val", "test"]
-    assert split_names(parse_spec("svhn")) == ["train", "test", "extra"]
-    save(draw(0), tmp_path / "1.png")
-    (tmp_path / "t.csv").write_text("path,label,split\n1.png,a,trainval\n1.png,a,mine\n")
-    assert split_names(parse_spec(f"{tmp_path}/t.csv")) == ["mine", "trainval"]
-    with pytest.raises(InputError, match="no such file or folder"):
-        open_splits(parse_spec("./nowhere"))
-
-
 def test_an_error_of_a_later_split_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         save(draw(number), tmp_path / f"photos/a/{number}.png")
     spec = parse_spec(f"{tmp_path}/photos")
     assert [source.split for source in open_splits(spec)] == ["train", "val", "test"]
-    opened = parts.open_data
+    opened = opening.open_data
 
     def broken(spec: DataSpec, **settings: Any) -> Source:
         if spec.split == "val":
             raise InputError("the disk is gone")
         return opened(spec, **settings)
 
-    monkeypatch.setattr(parts, "open_data", broken)
+    monkeypatch.setattr(opening, "open_data", broken)
     with pytest.raises(InputError, match="the disk is gone"):
         open_splits(spec)
 

@@ -13,7 +13,7 @@ from vitkit.data.sources.files import find_files, is_url, without_query
 from vitkit.data.sources.source import Source, match_classes, take
 from vitkit.data.sources.vision import DATA_SETS
 from vitkit.data.spec import DataSpec, as_spec
-from vitkit.data.splits import Default, choose_split, listed
+from vitkit.data.splits import MADE, Default, choose_split, group_files, listed, made_splits
 from vitkit.data.vtab import PREFIX as VTAB
 from vitkit.errors import InputError, did_you_mean
 
@@ -22,6 +22,8 @@ Data = str | os.PathLike[str] | DataSpec | Source
 BUILT_IN = ("digits", "shapes")
 MANIFEST = "pack.json"
 "What `vit pack` writes beside its shards."
+# Splits that are made of others.
+JOINT = {"trainval": ("train", "val"), "train800val200": ("train800", "val200")}
 # Items that only some sources read.
 ITEMS = {"label": ("shapes",), "size": ("shapes",), "root": DATA_SETS, "download": DATA_SETS}
 
@@ -55,6 +57,72 @@ def open_data(
     if source.faults and not tolerate:
         raise InputError(source.faults[0])
     return source if classes is None else match_classes(source, classes)
+
+
+def list_splits(data: str | os.PathLike[str] | DataSpec) -> list[str]:
+    """Return the splits that a DATA has, without opening one: train, val, test, or what the data calls them.
+
+    Slice and shots of the DATA don't matter, nor does the split that it names; 'all' is not listed. Data without splits
+    has those that are made of it and hold images. To open a listed split may still fail: its files may be damaged, or a
+    data set not be in its folder, which is an `Absent`.
+    """
+    spec = as_spec(data).whole
+    if stated := _stated_splits(spec):
+        return stated
+    if is_url(spec.source):  # to make them, all of it would be read: an error when one is opened
+        return list(MADE)
+    source = open_data(replace(spec, split="all"), tolerate=True)
+    return [split for split, mask in made_splits(source).items() if mask.any()]
+
+
+def _stated_splits(spec: DataSpec) -> list[str]:
+    """Return the splits that the names of files, folders or tables say; none where they are made."""
+    if spec.source.startswith("hf-hub:"):
+        from vitkit.data.sources.hub import list_hub_splits
+
+        return list_hub_splits(spec.source)
+    if spec.is_path:
+        files = find_files(spec.source)
+        if os.path.isdir(files[0]):
+            from vitkit.data.sources.folder import list_folder_splits
+
+            return list_folder_splits(files[0])
+        if files[0].lower().endswith(".csv"):
+            from vitkit.data.sources.table import list_table_splits
+
+            return list_table_splits(files[0])
+        return list(group_files(files)[0])
+    if spec.source in BUILT_IN:
+        return list(MADE)
+    if spec.source in DATA_SETS:
+        return list(DATA_SETS[spec.source].splits)
+    if spec.source.startswith(VTAB):
+        from vitkit.data.sources.vtab import list_vtab_splits
+
+        return list_vtab_splits(spec)
+    raise _unknown(spec.source)
+
+
+def open_splits(spec: DataSpec, faults: list[str] | None = None) -> list[Source]:
+    """Return every split of a DATA but those that others make up, each with the spec's slice and shots.
+
+    faults: is told of splits that can't be opened, which is an error otherwise, or where there is no other.
+    """
+    check_items(spec)
+    names = list_splits(spec)
+    found: list[Source] = []
+    for split in names:
+        if split in JOINT and {*JOINT[split]} <= {*names}:
+            continue
+        try:
+            found.append(open_data(replace(spec.whole, split=split), tolerate=True))
+        except InputError as error:
+            if faults is None:
+                raise
+            faults.append(str(error))
+    if faults and not found:
+        raise InputError(faults[0])
+    return [take(source, replace(spec, split=source.split)) for source in found]
 
 
 def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None, labelled: bool) -> Source:

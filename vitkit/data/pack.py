@@ -18,8 +18,8 @@ from PIL import Image
 
 from vitkit.data.fetch import BadImages, check_choice
 from vitkit.data.images import FORMATS, ORIENTATION, read_image
-from vitkit.data.open import MANIFEST, open_data
-from vitkit.data.parts import Progress, Unreadable, open_splits, work_through
+from vitkit.data.open import MANIFEST, open_data, open_splits
+from vitkit.data.parts import Progress, Unreadable, work_through
 from vitkit.data.sources.files import find_files, is_url
 from vitkit.data.sources.labels import parse_names
 from vitkit.data.sources.source import Picture, Source, Subset, match_classes, read_file

@@ -6,23 +6,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from vitkit.data.open import check_items, open_data
-from vitkit.data.sources.source import Picture, Source, take, what_is_wrong
-from vitkit.data.spec import DataSpec
-from vitkit.data.splits import NoSplit
+from vitkit.data.sources.source import Picture, Source, what_is_wrong
 from vitkit.errors import InputError
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 "Told how many images are done, and of how many."
-# Splits that are made of others.
-JOINT = {"trainval": ("train", "val"), "train800val200": ("train800", "val200")}
-_NO_SPLIT = "?"
 _CHUNK = 16
 
 
@@ -31,38 +24,6 @@ class Unreadable(NamedTuple):
 
     image: str
     reason: str
-
-
-def open_splits(spec: DataSpec, faults: list[str] | None = None) -> list[Source]:
-    """Return every split that a source has, or that is made of it, each with the spec's slice and shots.
-
-    faults: is told of splits that can't be opened, which is an error otherwise, or where there is no other.
-    """
-    check_items(spec)
-    whole = replace(spec, start=None, stop=None, shots=None, seed=None)
-    found: list[Source] = []
-    for split in split_names(whole):
-        try:
-            found.append(open_data(replace(whole, split=split), tolerate=True))
-        except NoSplit:  # it would be made, and there are too few images for it
-            continue
-        except InputError as error:
-            if faults is None:
-                raise
-            faults.append(str(error))
-    if faults and not found:
-        raise InputError(faults[0])
-    return [take(source, replace(spec, split=source.split)) for source in found]
-
-
-def split_names(spec: DataSpec) -> list[str]:
-    """Return the names of the splits that a source has, without one that is made of others of them."""
-    try:
-        open_data(replace(spec, split=_NO_SPLIT), default="train")
-    except NoSplit as error:
-        names = error.available
-        return [name for name in names if not (name in JOINT and {*JOINT[name]} <= {*names})]
-    raise AssertionError(f"{spec.source} has a split {_NO_SPLIT!r}")
 
 
 def work_through(

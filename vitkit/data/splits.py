@@ -28,14 +28,6 @@ WORDS = {
 MADE = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
-class NoSplit(InputError):
-    """A split that isn't there."""
-
-    def __init__(self, message: str, available: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.available = available
-
-
 def choose_split(
     available: Sequence[str], asked: str | None, default: Default, name: str
 ) -> tuple[str, list[str]]:
@@ -45,16 +37,15 @@ def choose_split(
         if split == "all" or split in available:
             return split, []
         hint = did_you_mean(split, available) or ";"
-        raise NoSplit(f"{name} has no split {asked!r}{hint} it has {', '.join(available)}, all", available)
+        raise InputError(f"{name} has no split {asked!r}{hint} it has {', '.join(available)}, all")
     wanted = ("train",) if default == "train" else ("test", "val")
     for split in wanted:
         if split in available:
             others = ", ".join(other for other in available if other != split)
             return split, [f"{name}: took {split!r}" + (f", beside it are {others}" if others else "")]
-    raise NoSplit(
+    raise InputError(
         f"{name} has no {' or '.join(wanted)} split, only {', '.join(available)}: "
-        f"name the one to take, such as '{name}:{available[0]}'",
-        available,
+        f"name the one to take, such as '{name}:{available[0]}'"
     )
 
 
@@ -79,14 +70,19 @@ class Chosen(NamedTuple):
     notes: list[str]
 
 
-def choose_files(paths: Sequence[str], asked: str | None, default: Default, name: str) -> Chosen:
-    """Return the files of the split that was asked for, else of the one that the verb takes."""
+def group_files(paths: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the files of each split that names say, and the files whose names say none."""
     groups: dict[str, list[str]] = {split: [] for split in MADE}
     without: list[str] = []
     for path in paths:
         split = split_of_file(path)
         (without if split is None else groups[split]).append(path)
-    groups = {split: group for split, group in groups.items() if group}
+    return {split: group for split, group in groups.items() if group}, without
+
+
+def choose_files(paths: Sequence[str], asked: str | None, default: Default, name: str) -> Chosen:
+    """Return the files of the split that was asked for, else of the one that the verb takes."""
+    groups, without = group_files(paths)
     chosen, notes = choose_split(list(groups or MADE), asked, default, name)
     if not groups:
         return Chosen(chosen, without, without, True, notes)
@@ -99,26 +95,15 @@ def choose_files(paths: Sequence[str], asked: str | None, default: Default, name
 
 def make_split(source: Source, split: str, place: str) -> Source:
     """Return a split of a source that has none, by the contents of its images; `place` is its file or folder."""
+    source.place = place
     if split == "all":
         return source
-    keys = source.content_keys()
-    assert keys is not None
-    hashes = content_hashes(os.path.abspath(place), keys, lambda index: _bytes(source, index))
-    # Several labels leave nothing to stratify by: nearly every combination is its own.
-    labels = np.zeros(len(source), np.int64) if source.has_several_labels else source.labels
-    is_readable = hashes != UNREADABLE
-    test = stratified_split(labels, hashes, MADE["test"]) & is_readable
-    rest = np.flatnonzero(~test)
-    share = MADE["val"] / (1 - MADE["test"])
-    val = np.zeros_like(test)
-    val[rest] = stratified_split(labels[rest], hashes[rest], share) & is_readable[rest]
-    masks = {"train": ~test & ~val, "val": val, "test": test}
+    masks = made_splits(source)
     indices = np.flatnonzero(masks[split])
     if not len(indices):
-        raise NoSplit(
+        raise InputError(
             f"{source.name} has too few images for a split {split!r}: "
-            "add images, or make folders train and val yourself",
-            [name for name, mask in masks.items() if mask.any()],
+            "add images, or make folders train and val yourself"
         )
     part = Subset(source, indices)
     part.split = split
@@ -128,6 +113,22 @@ def make_split(source: Source, split: str, place: str) -> Source:
         f"{source.name}: has no split; made one by content, always the same: {counts}; ':all' is all of it",
     )
     return part
+
+
+def made_splits(source: Source) -> dict[str, np.ndarray]:
+    """Return which images of data without splits go into train, val and test: bool (images,); val may be empty."""
+    keys = source.content_keys()
+    assert keys is not None and source.place is not None
+    hashes = content_hashes(os.path.abspath(source.place), keys, lambda index: _bytes(source, index))
+    # Several labels leave nothing to stratify by: nearly every combination is its own.
+    labels = np.zeros(len(source), np.int64) if source.has_several_labels else source.labels
+    is_readable = hashes != UNREADABLE
+    test = stratified_split(labels, hashes, MADE["test"]) & is_readable
+    rest = np.flatnonzero(~test)
+    share = MADE["val"] / (1 - MADE["test"])
+    val = np.zeros_like(test)
+    val[rest] = stratified_split(labels[rest], hashes[rest], share) & is_readable[rest]
+    return {"train": ~test & ~val, "val": val, "test": test}
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

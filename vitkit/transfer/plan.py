@@ -12,11 +12,11 @@ import numpy as np
 
 from vitkit.config import from_dict, merge
 from vitkit.data.decode import read_pixels
-from vitkit.data.open import open_data
+from vitkit.data.open import list_splits, open_data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.sources.source import Source, shared_images
 from vitkit.data.spec import DataSpec, as_spec
-from vitkit.data.splits import NoSplit, counted, listed
+from vitkit.data.splits import counted, listed
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, as_size, write_size
 from vitkit.predictor import choose_device
@@ -243,15 +243,11 @@ def open_both(data: str, evaluate: str | None) -> tuple[DataSpec, Source, str, S
         raise InputError(f"{data} has images of one class alone; expected two or more")
     spec = replace(spec, split=spec.split or source.split)
     other = spec.whole if evaluate is None else as_spec(evaluate)
-    try:
-        measured = open_data(other, default="measure", classes=source.class_names)
-    except NoSplit as error:
-        if evaluate is not None:
-            raise
-        have = listed(error.available) if error.available else "no other"
+    if evaluate is None and not {"test", "val"} & {*(splits := list_splits(spec))}:
         raise InputError(
-            f"{data} has no images to report on (its splits: {have}): name them with data.evaluate=DATA"
-        ) from None
+            f"{data} has no images to report on (its splits: {listed(splits)}): name them with data.evaluate=DATA"
+        )
+    measured = open_data(other, default="measure", classes=source.class_names)
     test = str(replace(other, split=measured.split)) if evaluate is None else evaluate
     if shared := shared_images(source, measured):
         raise InputError(
@@ -328,13 +324,10 @@ def cut(spec: DataSpec, percent: int) -> Part | None:
 
 def with_val(spec: DataSpec, measured: Source) -> Part | None:
     """Return train with the data's own val split, unless there is none or it is what is reported on."""
-    val = replace(spec, split="val", start=None, stop=None, shots=None, seed=None)
-    if spec.split != "train":
+    val = replace(spec.whole, split="val")
+    if spec.split != "train" or "val" not in list_splits(spec):
         return None
-    try:
-        source = open_data(val)
-    except InputError:
-        return None
+    source = open_data(val)
     return None if shared_images(source, measured) else Part(str(spec), str(val))
 
 

@@ -82,6 +82,13 @@ def open_folder(
     return source if splits or own else make_split(source, split, root)
 
 
+def list_folder_splits(root: str) -> list[str]:
+    """Return the splits that a folder has by the names of its folders, or by its own; none where they are made."""
+    splits, _ = find_splits(root)
+    own = WORDS.get(os.path.basename(os.path.abspath(root)).lower())
+    return list(splits) or ([own] if own else [])
+
+
 def _own_split(root: str, asked: str | None, default: Default) -> str | None:
     """Return the split that a folder is by its own name, which is not cut once more: imagenet/val."""
     named = WORDS.get(os.path.basename(os.path.abspath(root)).lower())

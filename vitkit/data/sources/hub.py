@@ -36,19 +36,7 @@ def open_hub(spec: DataSpec, default: Default, classes: Sequence[str] | None = N
     Where the hub states no names of classes, and no `classes` are given, they are those of train's labels.
     """
     name, repository = spec.source, spec.source.removeprefix(PREFIX)
-    if repository.count("/") != 1 or not all(repository.split("/")):
-        raise InputError(f"{name!r} names no data set of the hub; expected {PREFIX}ORG/NAME")
-    try:
-        import datasets
-    except ImportError:
-        raise InputError('hub data sets need the datasets library: pip install "vitkit[hub]"') from None
-    if int(datasets.__version__.partition(".")[0]) < 4:
-        raise InputError(
-            f"datasets {datasets.__version__} may run code from the hub: pip install 'datasets>=4'"
-        )
-    found: list[str] = ask(name, lambda: datasets.get_dataset_split_names(repository))
-    # A name of ours is theirs too, unless they have it themselves: validation beside dev.
-    theirs = {split if WORDS.get(split) in found else WORDS.get(split, split): split for split in found}
+    datasets, theirs = _look_up(name, repository)
     split, notes = choose_split(list(theirs), spec.split, default, name)
     wanted = "+".join(theirs.values()) if split == "all" else theirs[split]
     data = ask(name, lambda: datasets.load_dataset(repository, split=wanted))
@@ -70,6 +58,30 @@ def open_hub(spec: DataSpec, default: Default, classes: Sequence[str] | None = N
         say_classes(name, source.class_names, "as on the hub" if names else None),
     )
     return source
+
+
+def list_hub_splits(name: str) -> list[str]:
+    """Return the splits of a data set of the hub, by our names."""
+    return list(_look_up(name, name.removeprefix(PREFIX))[1])
+
+
+def _look_up(name: str, repository: str) -> tuple[Any, dict[str, str]]:
+    """Return the hub's library, and our name of each split of a data set -> the hub's."""
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise InputError(f"{name!r} names no data set of the hub; expected {PREFIX}ORG/NAME")
+    try:
+        import datasets
+    except ImportError:
+        raise InputError('hub data sets need the datasets library: pip install "vitkit[hub]"') from None
+    if int(datasets.__version__.partition(".")[0]) < 4:
+        raise InputError(
+            f"datasets {datasets.__version__} may run code from the hub: pip install 'datasets>=4'"
+        )
+    found: list[str] = ask(name, lambda: datasets.get_dataset_split_names(repository))
+    # A name of ours is theirs too, unless they have it themselves: validation beside dev.
+    return datasets, {
+        split if WORDS.get(split) in found else WORDS.get(split, split): split for split in found
+    }
 
 
 def _column(data: Any, names: tuple[str, ...], name: str) -> str:

@@ -16,6 +16,10 @@ from vitkit.errors import InputError, did_you_mean
 Picture = str | os.PathLike[str] | bytes | np.ndarray
 
 
+class Absent(InputError):
+    """Data that is not where it was looked for."""
+
+
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a file."""
     try:
@@ -44,6 +48,7 @@ class Source:
     labels: int64 (images,), or bool (images, classes) where an image may have several.
     images: all pixels, uint8 (images, height, width, channels), where they fit in memory; else None.
     faults: what is wrong with it as a whole, each one line: nobody but who looks for faults opens it.
+    place: the file or folder of data that has no splits of its own, so that some are made of it.
     notes: what a verb tells of it, each one line: the split that was chosen, the order of classes, files left out.
     spec: the DATA that `open_data` was given, its split named; None for a source made in another way.
     """
@@ -56,6 +61,7 @@ class Source:
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     spec: DataSpec | None = None
+    place: str | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -25,8 +25,8 @@ SEVERAL = ";"
 def open_table(path: str, spec: DataSpec, default: Default) -> Source:
     """Return the images of a CSV file; paths are relative to its folder, several labels have ';' between them."""
     rows, lines, has_splits = _read(path)
-    available: list[str] = list(dict.fromkeys(row["split"] for row in rows)) if has_splits else list(MADE)
-    split, notes = choose_split(sorted(available, key=_rank), spec.split, default, spec.source)
+    available = _splits(rows) if has_splits else list(MADE)
+    split, notes = choose_split(available, spec.split, default, spec.source)
     several = any(SEVERAL in row["label"] for row in rows)
     labels = [[clean(name.strip()) for name in row["label"].split(SEVERAL) if name.strip()] for row in rows]
     for line, names in zip(lines, labels, strict=True):
@@ -68,6 +68,16 @@ def open_table(path: str, spec: DataSpec, default: Default) -> Source:
     source = Files(spec.source, split, class_names, numbers, paths, notes)
     source.faults = faults
     return source if has_splits else make_split(source, split, path)
+
+
+def list_table_splits(path: str) -> list[str]:
+    """Return the splits that a CSV file names; none where they are made."""
+    rows, _, has_splits = _read(path)
+    return _splits(rows) if has_splits else []
+
+
+def _splits(rows: list[dict[str, str]]) -> list[str]:
+    return sorted({row["split"] for row in rows}, key=_rank)
 
 
 def _read(path: str) -> tuple[list[dict[str, str]], list[int], bool]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitkit.data.cache import cache_folder
 from vitkit.data.sources.labels import say_classes
-from vitkit.data.sources.source import Files, Picture, Source, reason
+from vitkit.data.sources.source import Absent, Files, Picture, Source, reason
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, Default, choose_split, make_split
 from vitkit.errors import InputError
@@ -202,7 +202,7 @@ def _load(spec: DataSpec, row: DataSet, arguments: dict[str, Any]) -> Any:
         raise InputError(f"{spec.source} can't be downloaded; {_advice(spec, row)}")
     missing = f"{spec.source} is not in {root}; {_advice(spec, row)}"
     if not spec.download and not root.is_dir():
-        raise InputError(missing)
+        raise Absent(missing)
     if spec.download:
         root.mkdir(parents=True, exist_ok=True)
         arguments = {**arguments, "download": True}
@@ -213,7 +213,7 @@ def _load(spec: DataSpec, row: DataSet, arguments: dict[str, Any]) -> Any:
         cause = reason(error)
         is_missing = any(words in cause for words in ("Dataset not found", "not present in the root"))
         if is_missing and not spec.download:
-            raise InputError(missing) from error
+            raise Absent(missing) from error
         raise InputError(f"cannot open {spec.source} in {root}: {cause}") from error
 
 

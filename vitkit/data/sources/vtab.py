@@ -14,10 +14,10 @@ import numpy as np
 
 from vitkit.data.cache import cache_folder
 from vitkit.data.draws import Shuffle
-from vitkit.data.sources.source import Files, Source, Subset
+from vitkit.data.sources.source import Absent, Files, Source, Subset
 from vitkit.data.sources.vision import open_vision
 from vitkit.data.spec import DataSpec
-from vitkit.data.splits import Default, NoSplit
+from vitkit.data.splits import Default
 from vitkit.data.vtab import (
     CLEVR_FEWEST,
     KITTI_VEHICLES,
@@ -43,17 +43,22 @@ CALTECH_SHOTS = 30
 "Training images of each class of Caltech101; the rest is its test part."
 
 
-class Absent(InputError):
-    """A task that a folder doesn't hold."""
-
-
 def open_vtab(spec: DataSpec, default: Default) -> Source:
     """Return a split of a task; without one, train800val200 to train and test to measure."""
-    root = Path(spec.root).expanduser() if spec.root else cache_folder() / "data"
     try:
-        return open_task(spec.source.removeprefix(PREFIX), spec.split, root, default)[0]
+        return open_task(spec.source.removeprefix(PREFIX), spec.split, _root(spec), default)[0]
     except Absent as error:
         raise error if spec.root else Absent(f"{error}; say where it is: [root=FOLDER]") from None
+
+
+def list_vtab_splits(spec: DataSpec) -> list[str]:
+    """Return the splits that a task has lists of, or that are cut from its raw data."""
+    folder = find_lists(find_task(spec.source.removeprefix(PREFIX)), _root(spec))
+    return list(_present(folder) if folder else SPLITS)
+
+
+def _root(spec: DataSpec) -> Path:
+    return Path(spec.root).expanduser() if spec.root else cache_folder() / "data"
 
 
 def open_task(
@@ -69,8 +74,7 @@ def open_task(
         notes.append(f"{shown}: took {split!r}")
     elif split not in (*SPLITS, "all") or (folder and split != "all" and split not in splits):
         hint = did_you_mean(split, splits) or ";"
-        whole = [part for part in splits if part != "train800val200" or "train800" not in splits]
-        raise NoSplit(f"{shown} has no split {split!r}{hint} it has {', '.join(splits)}, all", whole)
+        raise InputError(f"{shown} has no split {split!r}{hint} it has {', '.join(splits)}, all")
     parts = ["train800val200", "test"] if split == "all" else [split]
     if folder:
         source, counts = _read_lists(folder, parts, task, shown)
