@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 from vitkit import InputError
 from vitkit.data import decode as module
 from vitkit.data.decode import decode
+from vitkit.data.images import read_image
 
 GRADIENT = np.stack(np.broadcast_arrays(np.arange(48)[:, None] * 5, np.arange(64) * 4, 90), axis=-1).astype(
     np.uint8
@@ -109,7 +111,40 @@ def test_xmp_alone_turns_a_photo_for_both_decoders(monkeypatch: pytest.MonkeyPat
     turned = decode(data)
     assert turned.shape == (3, 64, 48)
     monkeypatch.setattr(module, "_decode", None)
-    assert torch.equal(turned, decode(data))
+    assert close(turned, decode(data).permute(1, 2, 0).numpy(), 1)
+
+
+def with_segments(*payloads: bytes) -> bytes:
+    """A JPEG with these APP1 segments before all others."""
+    data = encoded(Image.fromarray(GRADIENT), "JPEG", quality=95)
+    segments = (b"\xff\xe1" + struct.pack(">H", len(payload) + 2) + payload for payload in payloads)
+    return data[:2] + b"".join(segments) + data[2:]
+
+
+def exif_of(order: str, kind: str, entry_type: int, count: int = 1) -> bytes:
+    """EXIF data that says orientation 6, in either byte order, as a number of another type than it should be."""
+    head = b"II*\0" if order == "<" else b"MM\0*"
+    value = struct.pack(order + kind, 6).ljust(4, b"\0")
+    entry = struct.pack(order + "HHI", 0x0112, entry_type, count) + value
+    return head + struct.pack(order + "IH", 8, 1) + entry + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        (b"http://ns.adobe.com/xap/1.0/\0<x/>", b"Exif\0\0" + exif_of("<", "H", 3)),
+        (b"Exif\0\0Exif\0\0" + exif_of("<", "H", 3),),
+        (b"Exif\0\0" + exif_of(">", "I", 4),),
+        (b"Exif\0\0" + exif_of("<", "B", 1),),
+        (b"Exif\0\0" + exif_of("<", "H", 3, count=0),),
+        (b"Exif\0\1" + exif_of("<", "H", 3),),
+    ],
+    ids=["behind-xmp", "twice", "long", "byte", "none", "other-prefix"],
+)
+def test_training_turns_a_photo_as_prediction_does(segments: tuple[bytes, ...]) -> None:
+    """EXIF data that torchvision and Pillow read differently."""
+    data = with_segments(*segments)
+    assert close(decode(data), np.asarray(read_image(data)), 1)
 
 
 FUZZ = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import numpy as np
@@ -10,15 +11,15 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode
 
-from vitkit.data.images import read_image
+from vitkit.data.images import orientation_of, read_image
 from vitkit.data.sources.source import Picture, Source, read_file, reason
 from vitkit.errors import InputError
 
 _JPEG = b"\xff\xd8\xff"
 # Segments that may stand before a JPEG's frame header: tables, restart interval, APPn and comments.
 _BEFORE_FRAME = frozenset((0xC4, 0xCC, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE))
-# Pillow turns a picture by XMP too, torchvision by EXIF alone.
-_TURNED = re.compile(rb'tiff:Orientation(="|>)[2-8]')
+# Without either of these a JPEG is stored upright.
+_MAY_BE_TURNED = re.compile(rb"Exif\0\0|tiff:Orientation")
 # torchvision's own function warns that it will go; where it has gone, Pillow reads everything.
 _decode = getattr(torch.ops.image, "decode_jpeg", None)
 
@@ -49,16 +50,27 @@ def read_pixels(source: Source, index: int) -> Tensor:
 def _decode_jpeg(data: bytes) -> Tensor | None:
     """Return the pixels of a JPEG, upright; None for what torchvision doesn't read right."""
     count = _pixels(data)
-    if _decode is None or count is None or count > (Image.MAX_IMAGE_PIXELS or count) or _TURNED.search(data):
+    if _decode is None or count is None or count > (Image.MAX_IMAGE_PIXELS or count):
         return None
     try:
         raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pixels = _decode(raw, ImageReadMode.UNCHANGED.value, True)  # upright, as its EXIF entry says
-    except RuntimeError:
+        pixels = _decode(raw, ImageReadMode.UNCHANGED.value, False)
+        if _MAY_BE_TURNED.search(data):  # torchvision overlooks some EXIF data, so that Pillow is asked
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                pixels = turn_upright(pixels, orientation_of(image))
+    except Exception:  # a broken file can raise anything
         return None
     if pixels.shape[0] == 3:
         return pixels
     return pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else None  # CMYK is Pillow's
+
+
+def turn_upright(pixels: Tensor, orientation: int) -> Tensor:
+    """Return pixels (channels, height, width) that are stored with an EXIF orientation, 1 to 8, as they are meant."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 2)
+    flipped = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation)
+    return pixels.flip(flipped) if flipped else pixels
 
 
 def _pixels(data: bytes) -> int | None:
