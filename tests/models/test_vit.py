@@ -499,6 +499,8 @@ def test_pre_logits_is_a_tanh_layer_that_a_new_head_drops() -> None:
     model.reset_head(3)
     assert model.config.pre_logits == 0
     assert model.features(images).shape == (2, 16)
+    assert not model(images).any()  # a pre-training's bias is not the new head's
+    model.reset_head(3, bias=-2.0)
     assert torch.equal(model(images), torch.full((2, 3), -2.0, dtype=torch.float64))
 
 

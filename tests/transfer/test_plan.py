@@ -13,9 +13,10 @@ from vitkit.data.open import open_data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.spec import as_spec
 from vitkit.errors import InputError
-from vitkit.models.configs import write_size
+from vitkit.evaluation.features import load_frozen
+from vitkit.models.configs import Preprocessing, write_size
 from vitkit.models.names import model_config
-from vitkit.training.build import resolve_periods
+from vitkit.training.build import build_model, resolve_periods
 from vitkit.training.schedules import build_schedule
 from vitkit.transfer.plan import Part, cut, make_plan
 from vitkit.transfer.protocols import PAPER, fitting_size, hyper_rule, in_proportion
@@ -350,3 +351,34 @@ def test_a_size_of_its_own_that_patches_do_not_fill_is_kept(tmp_path: Path) -> N
     vitkit.save(odd, tmp_path / "odd")
     plan = make_plan(str(tmp_path / "odd"), "digits", ["protocol=quick", "duration=4"], "cpu")
     assert parse_pipeline(plan.config(plan.whole).data.pipeline).size == (10, 10)
+
+
+@pytest.mark.parametrize("name", ["CCT-2/3x2", "CVT-6/4", "ViT-Lite-6/4"])
+def test_the_papers_protocol_of_compact_transformers(name: str, tmp_path: Path) -> None:
+    """A new head of zeros, and neither dropout nor stochastic depth: nothing departs from the paper."""
+    vitkit.save(vitkit.create_model(name, num_classes=3, depth=1, width=16, heads=2), tmp_path / "model")
+    plan = make_plan(str(tmp_path / "model"), "digits", ["protocol=paper"], "cpu")
+    model, _, _ = build_model(plan.config(plan.whole), tuple("ab"))
+    assert not any(getattr(model.config, rate) for rate in ("attention_dropout", "stochastic_depth"))
+    assert not model.get_parameter("classifier.fc.weight").any()
+    assert plan.departures == ()
+
+
+def test_a_new_head_starts_without_the_bias_of_pre_training(tmp_path: Path) -> None:
+    vitkit.save(vitkit.create_model("Ti/16", num_classes=3, head_bias=-10.0, **TINY), tmp_path / "model")
+    plan = make_plan(str(tmp_path / "model"), "digits", ["protocol=paper"], "cpu")
+    model, _, _ = build_model(plan.config(plan.whole), tuple("ab"))
+    assert not model.get_parameter("head.bias").any()
+    asked = make_plan(str(tmp_path / "model"), "digits", ["protocol=paper", "model.head_bias=-2"], "cpu")
+    model, _, _ = build_model(asked.config(asked.whole), tuple("ab"))
+    assert set(model.get_parameter("head.bias").tolist()) == {-2.0}
+
+
+def test_a_model_of_other_channels_is_refused_in_one_line(tmp_path: Path) -> None:
+    model = vitkit.create_model("Ti/16", num_classes=3, channels=1, **TINY)
+    vitkit.save(model, tmp_path / "grey", preprocessing=Preprocessing(mean=(0.5,), std=(0.5,), image_size=8))
+    message = f"^{tmp_path}/grey takes images of 1 channels; data has RGB, 3$"
+    with pytest.raises(InputError, match=message):
+        make_plan(str(tmp_path / "grey"), "digits", [], "cpu")
+    with pytest.raises(InputError, match=message):
+        load_frozen(str(tmp_path / "grey"), "cpu", None)

@@ -22,7 +22,7 @@ from vitkit.evaluation.run import evaluate
 from vitkit.models.names import model_config
 from vitkit.transfer import suite as module
 from vitkit.transfer.finetune import HEAD_ALONE
-from vitkit.transfer.published import ROWS, TABLE_2, TABLE_2_STD, TABLE_5, beside, size_of
+from vitkit.transfer.published import ROWS, TABLE_2, TABLE_5, PublishedAccuracy, published_columns, size_of
 from vitkit.transfer.suite import run_suite
 from vitkit.transfer.suite_data import SETS, find_root
 
@@ -377,25 +377,37 @@ def test_without_a_folder_the_cache_is_looked_at(tmp_path: Path, standing: Stand
     assert standing.vtab_asked["data"] == str(tmp_path / "cache" / "data" / "vtab")
 
 
-def test_the_papers_rows_are_whole() -> None:  # PAPERS.md 1.12
-    assert all(len(values) == len(ROWS) for values in TABLE_2.values())
-    assert all(len(values) == len(ROWS) - 1 for values in TABLE_5.values()) and len(TABLE_5) == 14
-    assert TABLE_2["H/14", "JFT"] == (88.55, 90.72, 99.50, 94.55, 97.56, 99.68, 77.63)
-    assert TABLE_2_STD["H/14", "JFT"] == (0.04, 0.05, 0.06, 0.04, 0.03, 0.02, 0.23)
-    assert {key: len(values) for key, values in TABLE_2_STD.items()} == dict.fromkeys(TABLE_2, len(ROWS))
-    assert TABLE_5["L/32", "I21k"] == (80.99, 85.65, 99.13, 93.04, 93.09, 99.19)
+def test_the_papers_columns_are_whole() -> None:
+    columns = published_columns(model_config("H/14"))
+    for name, numbers in TABLE_2.items():
+        assert len(numbers.split()) == (2 if name.startswith("Noisy Student") else len(ROWS))
+    assert all(len(numbers.split()) == len(ROWS) - 1 for numbers in TABLE_5.values()) and len(TABLE_5) == 14
+    assert columns["H/14 JFT, table 2"]["vtab"] == PublishedAccuracy(0.7763, 0.0023)
+    big_transfer, noisy = (
+        columns[f"{name}, table 2"] for name in ("BiT-L (ResNet152x4)", "Noisy Student (EfficientNet-L2)")
+    )
+    assert list(big_transfer.items())[:2] == [
+        ("imagenet", PublishedAccuracy(pytest.approx(0.8754), pytest.approx(0.0002))),
+        ("real", PublishedAccuracy(pytest.approx(0.9054), None)),
+    ]
+    assert big_transfer["vtab"] == PublishedAccuracy(pytest.approx(0.7629), pytest.approx(0.017))
+    assert noisy == {
+        "imagenet": PublishedAccuracy(pytest.approx(0.884), None),
+        "real": PublishedAccuracy(pytest.approx(0.9055), None),
+    }
     assert set(SETS) <= set(ROWS)
 
 
-def test_rows_that_fit_the_model_stand_beside_it() -> None:
-    table_2 = ["H/14 JFT, table 2", "L/16 JFT, table 2", "L/16 I21k, table 2"]
+def test_columns_that_fit_the_model_stand_next_to_it() -> None:
+    table_2 = [f"{name}, table 2" for name in TABLE_2]
     for name in ("B/16", "B/32", "L/16", "L/32", "H/14"):
         config = model_config(name, num_classes=3, image_size=384 - 384 % int(name[2:]))
         assert size_of(config) == name
-        fitting = [f"{name} {source}, table 5" for size, source in TABLE_5 if size == name]
-        assert list(beside(config)) == [*table_2, *fitting] and len(fitting) >= 2
+        fitting = [f"{column}, table 5" for column in TABLE_5 if column.startswith(name)]
+        assert list(published_columns(config)) == [*table_2, *fitting] and len(fitting) >= 2
     assert size_of(model_config("Ti/16")) is None and size_of(model_config("R50+B/16")) is None
-    assert "B/16 JFT, table 5" in beside(model_config("Ti/16"))
-    assert beside(model_config("B/16"))["B/16 I21k, table 5"]["real"] == {"accuracy": 0.8835, "std": None}
-    assert "vtab" not in beside(model_config("B/16"))["B/16 I21k, table 5"]
+    assert "B/16 JFT, table 5" in published_columns(model_config("Ti/16"))
+    column = published_columns(model_config("B/16"))["B/16 I21k, table 5"]
+    assert column["real"] == PublishedAccuracy(0.8835, None)
+    assert "vtab" not in column
     assert len(TASKS) == 19

@@ -28,7 +28,7 @@ from vitkit.data.splits import Default
 from vitkit.errors import InputError
 from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing, Size
-from vitkit.models.model import HEAD, Model
+from vitkit.models.model import HEAD, Model, check_rgb
 from vitkit.models.precision import run_in
 from vitkit.models.record import Record
 from vitkit.predictor import Predictor, load
@@ -156,7 +156,9 @@ def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_si
         raise InputError("frozen features are measured in one process: start without torchrun")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return load(model, device=device, image_size=image_size)
+        predictor = load(model, device=device, image_size=image_size)
+    check_rgb(predictor.model.config, model)
+    return predictor
 
 
 def describe(predictor: Predictor, pair: Pair) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measured, check_fini
 from vitkit.evaluation.real import read_real, real_accuracy, validation_numbers
 from vitkit.files import digest, written_whole
 from vitkit.models.configs import Size
+from vitkit.models.model import check_rgb
 from vitkit.predictor import Names, Predictor, choose_device, load
 from vitkit.weights.load import weight_file
 from vitkit.world import World, join_world
@@ -124,8 +125,7 @@ def _check_model(predictor: Predictor, named: str) -> None:
         )
     if getattr(config, "pool", None) == "none":
         raise InputError(f"{named} has no pool and gives logits for each token, not for the image")
-    if config.channels != 3:
-        raise InputError(f"{named} takes images of {config.channels} channels; data has RGB, 3")
+    check_rgb(config, named)
     if not all(tensor.isfinite().all() for tensor in predictor.model.parameters()):
         raise InputError(f"{named} has weights that are not finite: they are broken")
 

@@ -140,11 +140,13 @@ class CompactTransformer(Model):
                 record.keep("tokens", tokens, layer)
         return classifier.norm(tokens)
 
-    def reset_head(self, num_classes: int) -> None:
+    def reset_head(self, num_classes: int, bias: float = 0.0) -> None:
         like = self.classifier.norm.weight
         self.config = replace(self.config, num_classes=num_classes)
         head = nn.Linear(self.config.width, num_classes) if num_classes else nn.Identity()
-        _init(head)
+        if isinstance(head, nn.Linear):
+            nn.init.zeros_(head.weight)
+            nn.init.constant_(head.bias, bias)
         self.classifier.fc = head.to(device=like.device, dtype=like.dtype)
 
     def resample_positions(self, old: ModelConfig) -> None:

@@ -14,6 +14,12 @@ from vitkit.models.record import Record
 HEAD = ("head.", "classifier.fc.")
 
 
+def check_rgb(config: ModelConfig, named: str) -> None:
+    """Refuse a model that takes other than RGB images, which is what data has."""
+    if config.channels != 3:
+        raise InputError(f"{named} takes images of {config.channels} channels; data has RGB, 3")
+
+
 class Model(nn.Module):
     """Base of all families: built from a frozen config, `forward(images) -> logits`."""
 
@@ -38,8 +44,8 @@ class Model(nn.Module):
         """Return logits of features; the features themselves where the model has no head."""
         raise NotImplementedError
 
-    def reset_head(self, num_classes: int) -> None:
-        """Replace the whole head by a freshly initialised linear one."""
+    def reset_head(self, num_classes: int, bias: float = 0.0) -> None:
+        """Replace the whole head by a linear layer whose weights are zero, as fine-tuning starts (ViT, section 3.2)."""
         raise NotImplementedError
 
     def reset_tables(self) -> None:

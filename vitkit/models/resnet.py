@@ -126,9 +126,9 @@ class ResNet(Model):
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)
 
-    def reset_head(self, num_classes: int) -> None:
+    def reset_head(self, num_classes: int, bias: float = 0.0) -> None:
         like = self.norm.weight
-        self.config = replace(self.config, num_classes=num_classes)
+        self.config = replace(self.config, num_classes=num_classes, head_bias=bias)
         self.head = Head(self.config) if num_classes else nn.Identity()
         self.head.to(device=like.device, dtype=like.dtype)
 

@@ -219,10 +219,10 @@ class VisionTransformer(Model):
             case _:
                 return tokens
 
-    def reset_head(self, num_classes: int) -> None:
-        """Replace the head, its tanh layer included, by a zero-initialised linear layer."""
+    def reset_head(self, num_classes: int, bias: float = 0.0) -> None:
+        """Replace the head, its tanh layer included, by a linear layer whose weights are zero."""
         like = self.patch_embed.proj.weight
-        self.config = config = replace(self.config, num_classes=num_classes, pre_logits=0)
+        self.config = config = replace(self.config, num_classes=num_classes, pre_logits=0, head_bias=bias)
         self.pre_logits = _pre_logits(config)
         self.head = _head(config).to(device=like.device, dtype=like.dtype)
         self._reset_head_parameters()

@@ -251,7 +251,7 @@ def build_model(
     model = _with_settings(loaded.model, settings, name)
     lines = [f"starts from {name}", *loaded.notes_with(preprocessing)]
     if new_head or loaded.class_names != class_names:
-        model.reset_head(len(class_names))
+        model.reset_head(len(class_names), settings.get("head_bias", 0.0))
         lines += [f"the head is new, for {len(class_names)} classes"] if class_names else []
     return model, preprocessing, tuple(Note(line, "model") for line in lines)
 

@@ -19,6 +19,7 @@ from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import counted, listed
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, as_size, write_size
+from vitkit.models.model import check_rgb
 from vitkit.predictor import choose_device
 from vitkit.training.build import given_preprocessing, resolve_periods
 from vitkit.training.config import TrainConfig
@@ -145,6 +146,7 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     if sweep and "learning_rate" in asked.get("optimizer", {}):
         raise InputError("a sweep finds optimizer.learning_rate: leave it out, or leave out --sweep")
     loaded = load_model(model)
+    check_rgb(loaded.model.config, model)
     spec, source, test, measured = open_both(data, asked.get("data", {}).get("evaluate"))
     rule = named_rule(spec) or hyper_rule(len(source), typical_area(source))
     size = as_size(transfer.image_size or loaded.model.config.size)
@@ -344,8 +346,6 @@ def typical_area(source: Source, most: int = 5) -> int:
 
 def without_regularisation(loaded: LoadedModel) -> dict[str, float]:
     """Return what turns off a transformer's dropout and stochastic depth, which fine-tuning does without."""
-    if type(loaded.model.config).__name__ not in ("ViTConfig", "HybridConfig"):
-        return {}
     names = ("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
     return {name: 0.0 for name in names if getattr(loaded.model.config, name, 0.0)}
 

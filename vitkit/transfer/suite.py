@@ -19,6 +19,7 @@ from vitkit.evaluation.run import evaluate
 from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
 from vitkit.predictor import choose_device
+from vitkit.results import as_json
 from vitkit.runs import ROOT, named_path, run_name
 from vitkit.training.estimate import in_words
 from vitkit.training.log import Listener, Silent
@@ -26,7 +27,7 @@ from vitkit.transfer.config import part_changes
 from vitkit.transfer.finetune import HEAD_ALONE, finetune
 from vitkit.transfer.forecast import seconds_for
 from vitkit.transfer.plan import Plan, make_plan
-from vitkit.transfer.published import ROWS, beside
+from vitkit.transfer.published import ROWS, published_columns
 from vitkit.transfer.suite_data import (
     SETS,
     VTAB,
@@ -134,7 +135,7 @@ def run_suite(
         "failures": failures,
         "absent": absent,
         "device_hours": sum(row["device_hours"] for row in results.values()),
-        "published": beside(config),
+        "published": as_json(published_columns(config)),
     }
     write_file(path / RESULT, json.dumps(document, indent=2, allow_nan=False) + "\n")
     write_file(path / TABLE, as_markdown(document))
