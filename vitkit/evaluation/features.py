@@ -157,7 +157,7 @@ def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_si
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         predictor = load(model, device=device, image_size=image_size)
-    check_rgb(predictor.model.config, model)
+    check_rgb(predictor.model.config, predictor.spec)
     return predictor
 
 
