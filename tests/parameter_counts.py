@@ -1,14 +1,14 @@
 """The parameters of every listed model: published exact counts, or the papers' formulas on plain shape numbers.
 
-Nothing here comes from the package. Sections are those of the project's paper facts: a literal is an exact
-count given there; a call evaluates the formula of 1.3 (ViT), 1.10 (BiT) or 4.1 (Compact Transformers).
+Nothing here comes from the package. A literal is an exact published count; a call evaluates the formula of ViT, BiT or
+Compact Transformers.
 """
 
 from __future__ import annotations
 
 
 def vit(width: int, depth: int, mlp: int, patch: int, *, size: int = 224, classes: int = 1000) -> int:
-    """Section 1.3: patch embedding, class token, positions, blocks, final LayerNorm, head."""
+    """ViT: patch embedding, class token, positions, blocks, final LayerNorm, head."""
     tokens = (size // patch) ** 2 + 1
     block = 4 * width**2 + 4 * width + 2 * width * mlp + mlp + width + 4 * width
     embedding = patch * patch * 3 * width + width
@@ -16,7 +16,7 @@ def vit(width: int, depth: int, mlp: int, patch: int, *, size: int = 224, classe
 
 
 def bit(units: tuple[int, ...], factor: int, *, classes: int = 1000) -> int:
-    """Section 1.10: standardised convolutions without bias, GroupNorm before each, a 1x1 head with bias."""
+    """BiT: standardised convolutions without bias, GroupNorm before each, a 1x1 head with bias."""
     channels = 64 * factor
     total = 7 * 7 * 3 * channels
     for stage, count in enumerate(units):
@@ -30,7 +30,7 @@ def bit(units: tuple[int, ...], factor: int, *, classes: int = 1000) -> int:
 
 
 def lite(layers: int, patch: int, *, class_token: bool, size: int = 32, classes: int = 10) -> int:
-    """Section 4.1: ViT-Lite (class token) and CVT (SeqPool); qkv has no bias."""
+    """Compact Transformers: ViT-Lite (class token) and CVT (SeqPool); qkv has no bias."""
     width, mlp = {2: (128, 128), 4: (128, 128), 6: (256, 512), 7: (256, 512), 8: (256, 512)}[layers]
     tokens = (size // patch) ** 2 + int(class_token)
     block = 4 * width**2 + width + 2 * width * mlp + mlp + width + 4 * width

@@ -113,7 +113,7 @@ def test_gpu_agrees(name: str) -> None:
     assert ((ours.int() - theirs.int()).abs() <= 1).float().mean() >= 0.995
 
 
-# PAPERS: RandAugment's amounts at magnitudes 0, 10, 15 and 20; what has no entry here has none there.
+# RandAugment's amounts at magnitudes 0, 10, 15 and 20 (big_vision's autoaugment.py); what has no entry here has none there.
 AMOUNTS: dict[str, tuple[float, float, float, float]] = {
     "Rotate": (0, 30, 45, 60),
     "Posterize": (1, 4, 6, 8),

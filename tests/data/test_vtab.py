@@ -1,4 +1,4 @@
-"""VTAB-1k's facts: tasks, sizes, splits and label rules of PAPERS.md 2.2, 2.3, 2.4 and 11."""
+"""VTAB-1k's facts: tasks, sizes, splits and label rules of VTAB's task_adaptation code and BiT's appendix F."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitkit.data.vtab import (
 )
 from vitkit.errors import InputError
 
-# PAPERS.md 2.2: group, classes, full train, val and test.
+# VTAB's task_adaptation code: group, classes, full train, val and test.
 TABLE = {
     "caltech101": ("Natural", 102, 2754, 306, 6084),
     "cifar100": ("Natural", 100, 45000, 5000, 10000),
@@ -38,7 +38,7 @@ TABLE = {
     "smallnorb_azi": ("Structured", 18, 24300, 12150, 12150),
     "smallnorb_ele": ("Structured", 9, 24300, 12150, 12150),
 }
-# PAPERS.md 2.3: where val200 and test are.
+# VTAB's task_adaptation code: where val200 and test are.
 CUTS = {
     "caltech101": (("train", 2754, 2954), ("test", 0, 6084)),
     "cifar100": (("train", 45000, 45200), ("test", 0, 10000)),
@@ -94,7 +94,7 @@ def test_full_splits_fill_the_raw_data(name: str, parts: dict[str, int]) -> None
     assert part_sizes(TASKS[name]) == parts
 
 
-def test_what_training_may_do_to_images() -> None:  # PAPERS.md 2.4
+def test_what_training_may_do_to_images() -> None:  # BiT, appendix F
     assert {name for name, task in TASKS.items() if not task.flip} == {
         "dsprites_ori",
         "smallnorb_azi",

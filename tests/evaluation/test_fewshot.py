@@ -22,13 +22,13 @@ from vitkit.world import World
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fewshot_lsr.npz"
 ALONE = World(0, 1, torch.device("cpu"))
-# PAPERS.md 11
+# computed by hand
 X = np.array([(0, 1, 2), (1, 0, 1), (2, 1, 0), (0, 2, 1), (1, 1, 1), (2, 0, 2)], float)
 Y = np.array([0, 0, 0, 1, 1, 1])
 
 
 def solve(x: np.ndarray, y: np.ndarray, l2: float, primal: bool) -> np.ndarray:
-    """Return the weights by a direct solve, written down from PAPERS.md 1.7."""
+    """Return the weights by a direct solve, written down from big_vision's fewshot_lsr.py."""
     x = x.astype(np.float64)
     x = (x - x.mean(0)) / (x.std(0) + 1e-5)
     x = np.hstack([x, np.full((len(x), 1), 100.0)])

@@ -1,4 +1,4 @@
-"""ReaL equals a reference of ten lines; its file's counts are those of PAPERS.md 3."""
+"""ReaL equals a reference of ten lines; its file's counts are those of ReaL's real.json."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_real_file() -> None:
     lists = read_real(REAL)
     assert len(lists) == 50_000
     counts = Counter(map(len, lists))
-    # PAPERS.md 3
+    # ReaL's real.json
     assert counts == {0: 3163, 1: 39394, 2: 5408, 3: 1319, 4: 411, 5: 161, 6: 88, 7: 41, 8: 13, 9: 2}
     assert sum(map(len, lists)) == 57_553
     first = [[], [970, 795], [230, 231], [809], [516, 850], [57], [334], [700], [674], [332]]

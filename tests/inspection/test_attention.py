@@ -39,7 +39,7 @@ MUCH = 30.0
     [((14, 14), 16, 116.4922), ((7, 7), 32, 115.5029), ((16, 16), 14, 116.5651), ((24, 24), 16, 200.0480)],
 )
 def test_uniform_attention_of_the_paper(grid: tuple[int, int], patch: int, pixels: float) -> None:
-    assert uniform_distance(grid, patch) == pytest.approx(pixels, abs=5e-5)  # PAPERS.md 11
+    assert uniform_distance(grid, patch) == pytest.approx(pixels, abs=5e-5)  # computed by hand
 
 
 def test_uniform_attention_by_hand() -> None:

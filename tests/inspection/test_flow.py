@@ -35,7 +35,9 @@ def test_the_papers_matrix() -> None:
     flow = Flow(residual=0.5, discard=0.0)
     for layer, matrix in enumerate(LAYERS):
         flow.add(torch.tensor([matrix], dtype=torch.float64), is_first=layer == 0)
-    np.testing.assert_allclose(flow.product[0], [[0.725, 0.275], [0.235, 0.765]], atol=1e-12)  # PAPERS.md 11
+    np.testing.assert_allclose(
+        flow.product[0], [[0.725, 0.275], [0.235, 0.765]], atol=1e-12
+    )  # computed by hand
 
 
 def test_the_papers_matrix_in_a_model() -> None:

@@ -130,7 +130,7 @@ def test_similarity_of_a_constructed_table(family: str) -> None:
 
 
 def test_similarity_of_fixed_sines() -> None:
-    # PAPERS.md 11: rows of the table of width 8 on a grid of 2 by 3; every row has length 2.
+    # computed by hand: rows of the table of width 8 on a grid of 2 by 3; every row has length 2.
     model = make(ViTConfig(**dict(VIT, width=8, pool="mean", positions="sincos_2d")))
     similarity = position_similarity(model)
     assert similarity[0, 0, 0, 0] == pytest.approx(1, abs=1e-6)

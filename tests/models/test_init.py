@@ -1,4 +1,4 @@
-"""Initial weights: the distributions of the official code (section 1.4 of the paper facts, 4.1 for the compact)."""
+"""Initial weights: the distributions of the official code (vit_jax and big_vision; Compact-Transformers for the compact)."""
 
 from __future__ import annotations
 

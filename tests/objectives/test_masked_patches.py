@@ -44,7 +44,7 @@ def pixels(count: int = 4, height: int = 16, width: int = 16) -> torch.Tensor:
 
 
 def test_mean_colours_by_hand() -> None:
-    """PAPERS.md 1.11: floor(mean / 32) of each channel, 64 red + 8 green + blue."""
+    """ViT, section 4.6 and appendix B.1.2: floor(mean / 32) of each channel, 64 red + 8 green + blue."""
     colors = {(0, 0, 0): 0, (255, 255, 255): 511, (255, 0, 0): 448, (0, 255, 0): 56, (0, 0, 255): 7}
     colors |= {(31, 32, 64): 8 + 2, (33, 100, 200): 64 + 3 * 8 + 6}
     image = torch.cat(
@@ -115,7 +115,7 @@ def test_what_is_corrupted(seed: int, step: int, share: float) -> None:
 
 
 def test_shares_of_corruption() -> None:
-    """PAPERS.md 1.11: 80% mask, 10% another, 10% kept, within five binomial deviations; others are any others."""
+    """ViT, section 4.6 and appendix B.1.2: 80% mask, 10% another, 10% kept, within five binomial deviations; others are any others."""
     built = objective(image_size=32)
     images = torch.zeros(1, dtype=torch.uint8).expand(4000, 3, 32, 32)
     found = batch(built, images)

@@ -119,7 +119,7 @@ def test_which_dimensions_are_factored(shape: tuple[int, ...], dims: tuple[int, 
     assert factored_dims(shape) == dims
 
 
-def test_memory_is_half_of_the_parameters() -> None:  # PAPERS.md 5: parameters + 50%
+def test_memory_is_half_of_the_parameters() -> None:  # Scaling ViT: parameters + 50%
     weight = nn.Parameter(torch.zeros(512, 512))
     weight.grad = torch.zeros_like(weight)
     optimizer = Adafactor([weight], 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import errno
 import json
@@ -158,36 +159,39 @@ CHANGES = {
     "model.dropout": "0.3",
     "model.depth": "1",
 }
+# Settings that another test is about, as file and function.
+_MAE = "training/test_loop.py::test_masked_autoencoding_trains_resumes_and_is_a_start"
+_FROZEN = "training/test_loop.py::test_frozen_features_are_measured_as_it_trains"
+_KEPT = "training/test_loop.py::test_checkpoints_are_kept_as_asked"
 ELSEWHERE = {
-    **dict.fromkeys(
-        (
-            "objective.mask_share",
-            "objective.decoder_width",
-            "objective.decoder_depth",
-            "objective.patch_norm",
-        ),
-        "test_masked_autoencoding_trains_resumes_and_is_a_start",
-    ),
-    **dict.fromkeys(("objective.corrupt_share", "objective.target"), "test_unlabelled"),
-    **dict.fromkeys(
-        ("frozen.evaluators", "frozen.data", "frozen.shots", "frozen.neighbours", "frozen.every"),
-        "test_frozen_features_are_measured_as_it_trains",
-    ),
-    "name": "the name of the run",
-    "objective.name": "test_masked_autoencoding_trains_resumes_and_is_a_start",
-    "data.workers": "tests of the loader; images in memory need none",
-    "data.cache": "tests of the loader",
-    "data.bad_images": "tests of the loader",
-    "preprocessing.interpolation": "tests of evaluation",
-    "select": "test_which_weights_are_the_model",
-    "compile": "test_compiled",
-    "activation_checkpointing": "test_activation_checkpointing",
-    "micro_batch": "test_accumulated_gradients_equal_the_large_batch",
-    "parallel": "test_distributed",
-    "checkpoint_every": "test_checkpoints_are_kept_as_asked",
-    "keep_checkpoints": "test_checkpoints_are_kept_as_asked",
-    "track": "test_run",
+    **{
+        f"objective.{name}": _MAE
+        for name in ("mask_share", "decoder_width", "decoder_depth", "patch_norm", "name")
+    },
+    **{f"frozen.{name}": _FROZEN for name in ("evaluators", "data", "shots", "neighbours", "every")},
+    "objective.corrupt_share": "training/test_unlabelled.py::test_every_setting_changes_the_loss",
+    "objective.target": "training/test_unlabelled.py::test_every_setting_changes_the_loss",
+    "name": "test_runs.py::test_names_follow_the_settings",
+    "data.workers": "data/test_loader.py::test_workers_change_nothing",
+    "data.cache": "data/test_memory.py::test_pictures_are_kept_as_they_are",
+    "data.bad_images": "data/test_loader.py::test_bad_images_can_be_left_out",
+    "preprocessing.interpolation": "data/test_images.py::test_interpolation_counts_where_the_input_is_not_square",
+    "select": "training/test_loop.py::test_which_weights_are_the_model",
+    "compile": "training/test_loop.py::test_compiled",
+    "activation_checkpointing": "training/test_loop.py::test_activation_checkpointing_changes_no_number",
+    "micro_batch": "training/test_loop.py::test_accumulated_gradients_equal_the_large_batch",
+    "parallel": "training/test_distributed.py::test_two_processes_then_one_then_two_give_the_curve_of_one",
+    "checkpoint_every": _KEPT,
+    "keep_checkpoints": _KEPT,
+    "track": "training/test_run.py::test_trackers_get_every_line",
 }
+
+
+@pytest.mark.parametrize("where", sorted(set(ELSEWHERE.values())))
+def test_the_tests_of_other_settings_exist(where: str) -> None:
+    file, _, name = where.partition("::")
+    tree = ast.parse(Path(__file__).parents[1].joinpath(file).read_text(encoding="utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,7 @@ def test_what_decays_by_rule() -> None:
 
 
 @every_model
-def test_the_head_decays_on_its_own(model_name: str) -> None:  # PAPERS.md 5: head 3.0, body 0.03
+def test_the_head_decays_on_its_own(model_name: str) -> None:  # Scaling ViT: head 3.0, body 0.03
     model = bare(MODELS[model_name])
     config = OptimizerConfig(weight_decay=0.03, head_weight_decay=3.0)
     by_name = settings_by_name(model, config)

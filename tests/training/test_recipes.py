@@ -32,7 +32,7 @@ from vitkit.training.run import train_config
 ROOT = Path(__file__).parents[2]
 NAMES = [recipe["name"] for recipe in list_recipes()]
 
-# Images and classes of the data that recipes name: PAPERS.md 1.5, 2.2, 5; ImageNet's 1.3M to the image.
+# Images and classes of the data that recipes name: ViT, section 4.1; VTAB's code; Scaling ViT; ImageNet's 1.3M to the image.
 DATA = {
     "./jft": (303_000_000, 18_291),
     "./jft3b": (3_000_000_000, 29_593),
@@ -47,7 +47,7 @@ STARTS = {"imagenet384_cct14": "CCT-14/7x2", "flowers102_cct14": "CCT-14/7x2"}
 
 # recipe: model, optimiser, learning rate, weight decay, duration, batch, schedule, warm-up.
 Row = tuple[str, str, float, float, Duration, int, str, Duration]
-VIT: dict[str, Row] = {  # PAPERS.md 1.5
+VIT: dict[str, Row] = {  # ViT, table 3
     "jft_vit_b16": ("B/16", "adamw", 8e-4, 0.1, "7 epochs", 4096, "linear", 10_000),
     "jft_vit_l32": ("L/32", "adamw", 6e-4, 0.1, "7 epochs", 4096, "linear", 10_000),
     "jft_vit_l16": ("L/16", "adamw", 4e-4, 0.1, "14 epochs", 4096, "linear", 10_000),
@@ -62,11 +62,11 @@ VIT: dict[str, Row] = {  # PAPERS.md 1.5
     "i21k_vit_l16": ("L/16", "adamw", 1e-3, 0.03, "90 epochs", 4096, "linear", 10_000),
     "i1k_vit_b16": ("B/16", "adamw", 3e-3, 0.3, "300 epochs", 4096, "cosine", 10_000),
 }
-AUGREG_I1K: dict[str, Row] = {  # PAPERS.md 6.1
+AUGREG_I1K: dict[str, Row] = {  # AugReg
     f"augreg_i1k_{setting}": ("B/16", "adamw", 1e-3, 0.1, "300 epochs", 4096, "cosine", 10_000)
     for setting in ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
 }
-AUGREG_I21K: dict[str, Row] = {  # PAPERS.md 6.1, the recommended checkpoints
+AUGREG_I21K: dict[str, Row] = {  # AugReg, the recommended checkpoints
     f"augreg_i21k_{name}": (model, "adamw", 1e-3, decay, "300 epochs", 4096, "cosine", 10_000)
     for name, model, decay in (
         ("ti16", "Ti/16", 0.03),
@@ -82,21 +82,21 @@ AUGREG_I21K: dict[str, Row] = {  # PAPERS.md 6.1, the recommended checkpoints
     )
 }
 OTHERS: dict[str, Row] = {
-    # PAPERS.md 1.11
+    # ViT, section 4.6 and appendix B.1.2
     "masked_patches_b16": ("B/16", "adamw", 2e-4, 0.0, 1_000_000, 4096, "cosine", 10_000),
     # facebookresearch/mae, PRETRAIN.md: 1.5e-4 per 256 images, 40 epochs of warm-up
     "mae_b16": ("B/16", "adamw", 1.5e-4 * 4096 / 256, 0.05, "1600 epochs", 4096, "cosine", "2.5%"),
-    # PAPERS.md 6.2
+    # Better plain ViT baselines
     "plain_s16_90ep": ("S/16", "adamw", 1e-3, 0.1, "90 epochs", 1024, "cosine", 10_000),
     "plain_s16_150ep": ("S/16", "adamw", 1e-3, 0.1, "150 epochs", 1024, "cosine", 10_000),
     "plain_s16_300ep": ("S/16", "adamw", 1e-3, 0.1, "300 epochs", 1024, "cosine", 10_000),
-    # PAPERS.md 1.10: 0.03 per 256 images; a decay of 1e-4 inside a momentum of 0.9 is 1e-3 outside it.
+    # BiT, section 3 and appendix A: 0.03 per 256 images; a decay of 1e-4 inside a momentum of 0.9 is 1e-3 outside it.
     "bit_i1k": ("BiT-R50x1", "sgd", 0.03 * 4096 / 256, 1e-4 / (1 - 0.9), "90 epochs", 4096, "step", 5_000),
     "bit_i21k": ("BiT-R50x1", "sgd", 0.03 * 4096 / 256, 1e-4 / (1 - 0.9), "90 epochs", 4096, "step", 5_000),
-    # PAPERS.md 5
+    # Scaling ViT
     "scaling_g14": ("g/14", "adafactor", 8e-4, 0.03, 1_000_000, 16_384, "rsqrt", 10_000),
 }
-COMPACT: dict[str, Row] = {  # PAPERS.md 4.4; durations with 10 epochs of cool-down
+COMPACT: dict[str, Row] = {  # Compact-Transformers' configs; durations with 10 epochs of cool-down
     "cifar10_cct7": ("CCT-7/3x1", "adamw", 5.5e-4, 0.06, "310 epochs", 128, "cosine", "10 epochs"),
     "cifar100_cct7": ("CCT-7/3x1", "adamw", 6e-4, 0.06, "310 epochs", 128, "cosine", "10 epochs"),
     "flowers102_cct7": ("CCT-7/7x2", "adamw", 5e-4, 0.06, "310 epochs", 96, "cosine", "10 epochs"),
@@ -109,7 +109,7 @@ COMPACT: dict[str, Row] = {  # PAPERS.md 4.4; durations with 10 epochs of cool-d
 }
 PUBLISHED = VIT | AUGREG_I1K | AUGREG_I21K | OTHERS | COMPACT
 
-# PAPERS.md 6.1: layers and magnitude of RandAugment, alpha of mixup.
+# AugReg: layers and magnitude of RandAugment, alpha of mixup.
 AUGMENTATIONS = {
     "none": (0, 0, 0.0),
     "light1": (2, 0, 0.0),
@@ -161,7 +161,9 @@ def test_vit_recipes_follow_table_3(name: str) -> None:
     assert config.optimizer.clip_norm == (1.0 if name.startswith("i1k") else None)
     assert config.objective.loss == ("softmax" if name.startswith("i1k") else "sigmoid")
     shape = model_config(config.model["name"])
-    if isinstance(shape, ViTConfig):  # PAPERS.md 1.1: a hidden layer of the model's width in the head
+    if isinstance(
+        shape, ViTConfig
+    ):  # ViT, section 3 and appendix D.3: a hidden layer of the model's width in the head
         assert config.model["pre_logits"] == shape.width
 
 
@@ -181,7 +183,7 @@ def test_augmentation_is_the_one_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPACT)
 def test_compact_recipes_follow_timm(name: str) -> None:
-    """PAPERS.md 4.4: crop, erasing, mixing, warm-up, end and cool-down of the learning rate."""
+    """Compact-Transformers' configs: crop, erasing, mixing, warm-up, end and cool-down of the learning rate."""
     config = resolve(name)
     area, size, end, warmup_from, crop = {
         "cifar10_cct7": (0.8, 32, 1e-5, 1e-5, 1.0),
@@ -218,7 +220,7 @@ def test_compact_recipes_follow_timm(name: str) -> None:
 
 
 def test_plain_vit_is_the_full_recipe() -> None:
-    """PAPERS.md 6.2."""
+    """Better plain ViT baselines."""
     for name in ("plain_s16_90ep", "plain_s16_150ep", "plain_s16_300ep"):
         config = resolve(name)
         assert config.model == {"name": "S/16", "pool": "mean", "positions": "sincos_2d", "pre_logits": 384}
@@ -232,7 +234,7 @@ def test_plain_vit_is_the_full_recipe() -> None:
 
 
 def test_scaling_vit_decays_its_head_apart() -> None:
-    """PAPERS.md 5."""
+    """Scaling ViT."""
     config = resolve("scaling_g14")
     assert config.optimizer.head_weight_decay == 3.0 and config.optimizer.momentum_dtype == "bfloat16"
     assert (config.schedule.timescale, config.schedule.cooldown) == (10_000, 50_000)
@@ -240,7 +242,7 @@ def test_scaling_vit_decays_its_head_apart() -> None:
 
 
 def test_masked_patches_are_the_papers() -> None:
-    """PAPERS.md 1.11: half of the patches, their mean colours; about 14 epochs of JFT."""
+    """ViT, section 4.6 and appendix B.1.2: half of the patches, their mean colours; about 14 epochs of JFT."""
     config = resolve("masked_patches_b16")
     assert (config.objective.corrupt_share, config.objective.target) == (0.5, "mean_color")
     assert round(parse_duration(config.duration, 1) * config.batch_size / DATA["./jft"][0]) == 14
@@ -262,7 +264,7 @@ def test_mae_is_the_published_one() -> None:
 
 
 def test_bit_drops_its_learning_rate() -> None:
-    """PAPERS.md 1.10."""
+    """BiT, section 3 and appendix A."""
     for name in ("bit_i1k", "bit_i21k"):
         config = resolve(name)
         assert config.schedule.drops == ("30 epochs", "60 epochs", "80 epochs")
@@ -312,7 +314,7 @@ def test_cost_is_what_the_head_says(name: str) -> None:
     ],
 )
 def test_cost_is_the_papers(name: str, changes: list[str], exaflops: float) -> None:
-    """PAPERS.md 1.12, table 6; ResNets come out 2.5 to 4% above it by the rule that fits the ViTs."""
+    """ViT, table 6; ResNets come out 2.5 to 4% above it by the rule that fits the ViTs."""
     found = exaflops_of(resolve(name, changes), name)
     assert found == pytest.approx(exaflops, rel=0.05 if "BiT" in resolve(name).model["name"] else 0.025)
 

@@ -77,14 +77,14 @@ def test_official_schedules(name: str) -> None:
 )
 def test_reference_values(
     config: ScheduleConfig, base: float, total: int, values: dict[int, float]
-) -> None:  # PAPERS.md 11
+) -> None:  # computed by hand
     schedule = build_schedule(config, base, total, steps_per_epoch=100)
     for step, value in values.items():
         assert schedule(step) == pytest.approx(value, rel=2e-5, abs=1e-12), step
 
 
 def test_compact_transformers_on_cifar10() -> None:
-    """PAPERS.md 4.4: 300 epochs and 10 of cool-down, in timm's own numbers, which change once an epoch."""
+    """Compact-Transformers' configs: 300 epochs and 10 of cool-down, in timm's own numbers, which change once an epoch."""
     config = ScheduleConfig(
         "cosine", warmup="10ep", warmup_from=1e-5, warmup_inside=True, end=1e-5, cooldown="10ep"
     )

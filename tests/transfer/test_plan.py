@@ -141,7 +141,7 @@ def test_learning_rates_of_the_papers_schedule(model: str) -> None:
     periods = resolve_periods(config, 1157)
     rate = build_schedule(config.schedule, 0.03, periods.total, periods.per_epoch)
     found = [rate(step) for step in (0, 250, 500, 2875, 5250, 10_000)]
-    assert found == pytest.approx([0, 0.015, 0.03, 0.025607, 0.015, 0], abs=1e-6)  # PAPERS.md 11
+    assert found == pytest.approx([0, 0.015, 0.03, 0.025607, 0.015, 0], abs=1e-6)  # computed by hand
 
 
 def test_classes_that_test_lacks_are_named(model: str, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Notes:
     def stop(self) -> None: ...
 
 
-def test_means_of_table_9_are_the_papers() -> None:  # PAPERS.md 2.6
+def test_means_of_table_9_are_the_papers() -> None:  # ViT, table 9
     rows = list(PUBLISHED.values())
     means = [round(100 * statistics.fmean(row.values()), 2) for row in rows]
     assert means == [77.63, 76.29, 72.71]
@@ -170,7 +170,7 @@ def test_vits_protocol() -> None:
 def test_bits_rule() -> None:
     config = settings_of("bit", "dtd")
     assert (config.duration, config.batch_size, config.optimizer.clip_norm) == (500, 512, None)
-    # PAPERS.md 11: 1,000 examples.
+    # computed by hand: 1,000 examples.
     found = rates(config, [50, 100, 200, 201, 301, 401])
     assert found == pytest.approx([0.0015, 0.003, 0.003, 3e-4, 3e-5, 3e-6])
     assert config.data.pipeline == "resize(448)|random_crop(384)|flip"

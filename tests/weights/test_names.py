@@ -57,7 +57,7 @@ def rows(group: str, names: str, shape: str) -> Shapes:
 def test_old_names_of_a_vit() -> None:
     written = shapes(google.write(*meta("B/16", pre_logits=768)))
     assert written == rows(VIT, "npz_key", "npz_shape")
-    assert len(written) == 202  # PAPERS.md, section 8.1
+    assert len(written) == 202  # every tensor of vit_jax's B/16
     assert len(google.write(*meta("B/16"))) == 200
 
 

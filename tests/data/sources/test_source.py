@@ -18,7 +18,7 @@ def files(labels: np.ndarray, names: tuple[str, ...]) -> Files:
 
 @given(st.integers(0, 5), st.integers(1, 3))
 def test_shots_follow_big_visions_rule(seed: int, shots: int) -> None:
-    """PAPERS.md 1.7, step 2: one generator of the seed; for each class the first k of a permutation of its indices."""
+    """As big_vision's fewshot_lsr.py draws: one generator of the seed; for each class the first k of a permutation of its indices."""
     labels = np.random.default_rng(9).permutation(np.repeat(np.arange(4), 5))
     source = take(files(labels, tuple("abcd")), parse_spec(f"x:train[{shots}shot,seed={seed}]"))
     generator = np.random.default_rng(seed)
