@@ -6,14 +6,16 @@ BIN = .venv/bin
 INSTALLED = .venv/.installed
 
 # One thread per test process: two processes with a thread pool each would fight for the cores.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q --durations=10
+# Whoever is done first takes over from the other.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q --durations=10
 FAST = not slow and not gpu and not browser
+REST = (slow or browser) and not gpu
 
 .PHONY: help test test-slow lint format quickstart clean
 
 help:
 	@echo "make test        set up .venv and run the fast tests"
-	@echo "make test-slow   run all tests that this machine can run"
+	@echo "make test-slow   run the slow tests, and the pages in a browser if Chromium is there"
 	@echo "make lint        check format, style and types"
 	@echo "make format      put files into the format"
 	@echo "make quickstart  pre-train, fine-tune and compare: three minutes on two cores"
@@ -23,7 +25,7 @@ test: $(INSTALLED)
 	@$(PYTEST) -m "$(FAST)"
 
 test-slow: $(INSTALLED)
-	@$(PYTEST)
+	@$(PYTEST) -m "$(REST)"
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .
