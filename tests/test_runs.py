@@ -80,7 +80,7 @@ def test_a_new_folder_has_settings_and_every_field(tmp_path: Path) -> None:
         assert (
             list(fields(folder.path))
             == (
-                "name status step steps command started updated seconds environment micro_batch data best cost message"
+                "format kind name status started updated message step steps command seconds environment micro_batch data best cost"
             ).split()
         )
         assert (folder.record["name"], folder.record["status"]) == ("one", "running")
@@ -116,7 +116,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     for change, message in [
         (
             {"optimizer": {"rate": 1e-4}},
-            "optimizer.rate is 1e-05 there, 0.0001 here; name another run, or begin this one anew with --force",
+            "optimizer.rate is 1e-05 there, 0.0001 here; choose another --run, or start over with --force",
         ),
         ({"model": {"name": "Ti/16"}}, r"model.size is \[32,32\] there, unset here"),
         ({"extra": {"deep": True}}, "extra.deep is unset there, true here"),
@@ -153,9 +153,9 @@ def test_any_settings_are_the_same_when_read_again(
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
-    with pytest.raises(InputError, match="holds 'photo.jpg' and no config.yaml: it is no run folder"):
+    with pytest.raises(InputError, match="holds 'photo.jpg' and no config.yaml: not a training run"):
         RunFolder(tmp_path, CONFIG)
-    assert {path.name for path in tmp_path.iterdir()} == {"photo.jpg", ".lock"}
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
 
 
 def test_a_start_that_was_killed_early_is_no_hindrance(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     try:
         (row,) = list_runs(tmp_path)
         assert row["status"] == "running"
-        message = f"is in use by process {process.pid} on .*; wait for it, stop it, or name another run"
+        message = f"is in use by process {process.pid} on .*; wait for it, stop it, or choose another folder"
         with pytest.raises(InputError, match=message):
             RunFolder(tmp_path, {"seed": 0})
     finally:
@@ -378,3 +378,202 @@ def test_runs_inside_folders_of_runs_are_listed_by_their_path(tmp_path: Path) ->
         "quickstart/shapes",
         "finetune-a/seed-0/run",
     }
+
+
+def test_a_refused_folder_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, ".", "bin/.."):
+        with pytest.raises(InputError, match="holds 'bin' and no config.yaml: not a training run"):
+            RunFolder(path, CONFIG, force=True)
+    with pytest.raises(InputError, match="which this run reads"):
+        RunFolder("new/run", CONFIG, keeps=["new/run/model"])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_never_began_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), RunFolder(tmp_path / "deep" / "run", CONFIG):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_is_kept_with_the_run(tmp_path: Path) -> None:
+    RunFolder(tmp_path, CONFIG).close()
+    with pytest.raises(LookupError), RunFolder(tmp_path, CONFIG):
+        raise LookupError("no\nluck")
+    assert (fields(tmp_path)["status"], fields(tmp_path)["message"]) == ("failed", "no")
+    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path, CONFIG):
+        raise KeyboardInterrupt
+    assert fields(tmp_path)["status"] == "stopped"
+
+
+ASKED: dict[str, Any] = {"model": "Ti/16", "data": "./photos", "changes": [], "sweep": None, "seeds": 1}
+
+
+def fine_tuning(path: Path) -> Path:
+    """A fine-tuning with one run, as its command leaves it."""
+    with RunFolder(path, ASKED, kind="finetune") as folder:
+        with RunFolder(path / "seed-0" / "run", CONFIG) as run:
+            run.append({"step": 1})
+        for name in ("seed-0/head/config.json", "model/config.json", "evaluation/results.json"):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text("{}")
+        folder.update(status="done", accuracy=0.5)
+    return path
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def force(path: Path, kind: str = "finetune", settings: dict[str, Any] = ASKED, **options: Any) -> None:
+    with RunFolder(path, settings, kind=kind, force=True, **options) as folder:
+        folder.clear()
+
+
+def test_settings_and_results_of_other_kinds_are_in_their_record(tmp_path: Path) -> None:
+    fine_tuning(tmp_path / "ft")
+    record = read_record(tmp_path / "ft", "finetune")
+    assert (record["settings"], record["status"], record["accuracy"]) == (ASKED, "done", 0.5)
+    with RunFolder(tmp_path / "ft", ASKED, kind="finetune") as folder:
+        assert folder.record == record
+    with pytest.raises(InputError, match="other settings: seeds is 1 there, 2 here"):
+        RunFolder(tmp_path / "ft", ASKED | {"seeds": 2}, kind="finetune")
+    with pytest.raises(InputError, match="ft holds a fine-tuning, not a training run; choose another --run"):
+        RunFolder(tmp_path / "ft", CONFIG)
+
+
+def test_force_removes_what_the_command_wrote(tmp_path: Path) -> None:
+    path = fine_tuning(tmp_path / "ft")
+    RunFolder(path, ASKED | {"seeds": 2}, kind="finetune", force=True).close()
+    assert len(files(path)) == 9  # until it is cleared
+    force(path, settings=ASKED | {"seeds": 2})
+    assert files(path) == {"finetune.json", ".lock"}
+    assert [entry.name for entry in path.iterdir() if entry.is_dir()] == []
+    assert read_record(path, "finetune")["settings"]["seeds"] == 2
+
+
+def test_force_leaves_what_others_put_there(tmp_path: Path) -> None:
+    path = fine_tuning(tmp_path / "ft")
+    others = {".git/HEAD", "src/main.py", "photos/cat/1.jpg", "seed-0/notes.txt", "count.json"}
+    for name in others:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("mine")
+    (tmp_path / "elsewhere" / "run").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "run" / "metrics.jsonl").touch()
+    (path / "seed-1").symlink_to(tmp_path / "elsewhere")
+    force(path, keeps=[path / "photos"])
+    assert files(path) == {"finetune.json", ".lock", *others}
+    assert files(tmp_path / "elsewhere") == {"run/metrics.jsonl"}
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "{", '{"status": "done"}', '{"request": {}}', '{"format": "x"}']
+)
+@pytest.mark.parametrize("kind", ["train", "finetune", "vtab", "suite"])
+def test_force_wants_a_record_of_ours(tmp_path: Path, kind: str, content: str) -> None:
+    for name in ("config.yaml", runs.KINDS[kind].record, ".git/HEAD", "src/main.py", "model/config.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content if name.endswith(".json") else "a: 1")
+    before = files(tmp_path)
+    with pytest.raises(InputError, match="so --force will not delete it: choose another --run"):
+        force(tmp_path, kind, CONFIG)
+    with pytest.raises(InputError):
+        RunFolder(tmp_path, CONFIG, kind=kind)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "kept", [".", "model", "model/config.json", "seed-0/run", "link", "linked/config.json"]
+)
+def test_force_keeps_what_the_run_reads(tmp_path: Path, kept: str) -> None:
+    path = fine_tuning(tmp_path / "ft")
+    (path / "link").symlink_to(path / "model")
+    (tmp_path / "far").mkdir()
+    (path / "linked").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "config.json").symlink_to(path / "model" / "config.json")
+    before = files(path)
+    with pytest.raises(InputError, match="which this run reads, where it would write: choose another --run"):
+        force(path, keeps=[path / kept])
+    assert files(path) == before
+
+
+def test_a_link_to_what_the_run_reads_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    path = fine_tuning(tmp_path / "ft")
+    (path / "model" / "config.json").unlink()
+    (path / "model").rmdir()
+    (path / "model").symlink_to(tmp_path / "start")
+    with pytest.raises(InputError, match="which this run reads"):
+        force(path, keeps=[tmp_path / "start"])
+
+
+@pytest.mark.parametrize(
+    "name", ["model/.git/HEAD", "evaluation/mine/run.json", "seed-0/run/checkpoints/suite.json"]
+)
+def test_force_keeps_other_runs_and_repositories(tmp_path: Path, name: str) -> None:
+    path = fine_tuning(tmp_path / "ft")
+    (path / name).parent.mkdir(parents=True)
+    (path / name).touch()
+    before = files(path)
+    with pytest.raises(
+        InputError, match="lies in .*, so --force will not delete it: move it, or choose another"
+    ):
+        force(path)
+    assert files(path) == before
+
+
+def test_force_never_pulls_a_live_run_away(tmp_path: Path) -> None:
+    path = fine_tuning(tmp_path / "ft")
+    before = files(path)
+    with RunFolder(path, ASKED, kind="finetune"), pytest.raises(InputError, match="ft is in use by process"):
+        force(path)
+    with RunFolder(path / "seed-0" / "run", CONFIG), pytest.raises(InputError, match="run is in use"):
+        force(path)
+    folder = RunFolder(path, ASKED, kind="finetune", force=True)
+    run = RunFolder(path / "seed-0" / "run", CONFIG)  # it came to work since
+    with closing(folder), closing(run), pytest.raises(InputError, match="run is in use by process"):
+        folder.clear()
+    assert files(path) == before
+
+
+def test_tasks_share_a_folder_that_force_wants_alone(tmp_path: Path) -> None:
+    asked = {"model": "Ti/16"}
+    with RunFolder(tmp_path, asked, kind="vtab", is_shared=True):
+        RunFolder(tmp_path, asked, kind="vtab", is_shared=True).close()
+        with pytest.raises(InputError, match="is in use"):
+            RunFolder(tmp_path, asked, kind="vtab", is_shared=True, force=True)
+
+
+def test_force_removes_the_parts_that_are_named(tmp_path: Path) -> None:
+    asked = {"model": "Ti/16"}
+    with RunFolder(tmp_path, asked, kind="vtab") as folder:
+        for name in ("count", "tuning/count/0.1", "mine"):
+            fine_tuning(tmp_path / name)
+        for name in ("count.json", "mine.json", "results.json"):
+            (tmp_path / name).write_text("{}")
+        folder.update(status="done")
+    with pytest.raises(InputError, match="count.*, which this run reads"):
+        force(tmp_path, "vtab", asked, parts=["count"], keeps=[tmp_path / "count"])
+    force(tmp_path, "vtab", asked, parts=["count", "dtd"])
+    assert {name.split("/")[0] for name in files(tmp_path)} == {"vtab.json", ".lock", "mine", "mine.json"}
+
+
+OLD = {
+    "finetune": {"request": ASKED, "status": "running"},
+    "vtab": {"model": "Ti/16", "data": "shapes", "protocol": "vit", "seeds": 1, "sweep": None, "steps": None},
+}
+
+
+@pytest.mark.parametrize("kind", OLD)
+def test_records_of_earlier_versions(tmp_path: Path, kind: str) -> None:
+    asked = ASKED if kind == "finetune" else OLD[kind]
+    (tmp_path / runs.KINDS[kind].record).write_text(json.dumps(OLD[kind]))
+    (tmp_path / "results.json").touch()
+    with RunFolder(tmp_path, asked, kind=kind) as folder:
+        assert folder.record["status"] == "running"
+    with pytest.raises(InputError, match="other settings: model is"):
+        RunFolder(tmp_path, {**asked, "model": "S/16"}, kind=kind)
+    force(tmp_path, kind, asked)
+    assert read_record(tmp_path, kind)["format"] == runs.FORMAT

@@ -1,27 +1,47 @@
-"""Run folders: name, settings, progress and metrics of a run, and who is at work in it. Needs no torch."""
+"""Folders that a command fills: who works there, with which settings, what `--force` removes, and what they hold.
+
+A command opens its folder, works, and closes it:
+
+    with RunFolder(path, settings, kind="finetune", force=force, keeps=[paths of MODEL and DATA]) as folder:
+        if folder.record["status"] == "done":
+            return ...                            # the same command again: already finished
+        plan = make_plan(...)                     # whatever can be wrong with the input
+        folder.clear()                            # with `force`, only now the earlier run is removed
+        ...                                       # work; what an interrupted run made is still in the folder
+        folder.update(status="done", **results)   # the record, written whole
+
+Opening takes the lock, checks whose folder it is and which settings it has, and writes the record. After an error
+inside the block the status is 'failed', after Ctrl-C 'stopped'; a new folder in which nothing was made is removed, so
+that a mistyped setting leaves nothing behind. Needs no torch.
+"""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
 import os
 import shutil
-import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import Any, Self
 
 from vitkit.config import read_yaml, write_yaml
 from vitkit.errors import InputError
-from vitkit.files import is_locked, write_file
+from vitkit.files import is_locked, sync, take_lock, write_file
 
 ROOT = "runs"
 CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
-LOCK_SECONDS = 0.5
+FORMAT = "vitkit run 1"
+"Marks a record as ours, and says its version."
+FREE = {"data.bad_images": "error", "log_every": 50}
+"Settings that may change on resume, since nothing that was trained would differ; a run's name has these values."
 # What a list of runs shows, and its types.
 _SHOWN = {
     "status": str,
@@ -35,8 +55,74 @@ _SHOWN = {
 _BEST = {"metric": str, "value": int | float, "step": int}
 
 
-FREE = {"data.bad_images": "error", "log_every": 50}
-"Settings that may change when a run goes on, since nothing that was trained would be another; its name has these values."
+@dataclass(frozen=True)
+class Kind:
+    """What one command writes into its folder; `--force` removes this and nothing else."""
+
+    words: str
+    record: str
+    "The file with the command's status and results, which marks the folder as its own."
+    writes: Mapping[str, str | None]
+    """Patterns of paths in the folder, beside its record. A value is the kind of a run inside, of which only what that
+    kind writes is removed. `{part}` stands for each of the names that the command passes as `parts`."""
+    marks: tuple[str, ...]
+    "Fields that a record had before records had a format."
+    has_config: bool = False
+    "Settings are in config.yaml, not in the record."
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    "Fields of a new record, beside those of every kind."
+
+
+_MADE_OF_A_MODEL = dict.fromkeys(("model", "evaluation", "inspection", "report"))
+KINDS = {
+    "train": Kind(
+        "a training run",
+        RECORD,
+        {
+            **dict.fromkeys((METRICS, "checkpoints", "model-last", "pictures", "tensorboard", "wandb")),
+            **_MADE_OF_A_MODEL,
+        },
+        ("name", "command", "started", "environment", "cost"),
+        has_config=True,
+        fields={
+            "step": 0,
+            "steps": 0,
+            "command": "",
+            "seconds": 0.0,
+            "environment": {},
+            "micro_batch": None,
+            "data": {},
+            "best": None,
+            "cost": {},
+        },
+    ),
+    "finetune": Kind(
+        "a fine-tuning",
+        "finetune.json",
+        {
+            **dict.fromkeys(("seed-*/run", "sweep/*/run"), "train"),
+            **dict.fromkeys(("seed-*/head", "sweep/*/head")),
+            **_MADE_OF_A_MODEL,
+        },
+        ("request", "status"),
+    ),
+    "vtab": Kind(
+        "a VTAB run",
+        "vtab.json",
+        {
+            **dict.fromkeys(("{part}", "tuning/{part}/*"), "finetune"),
+            **dict.fromkeys(("{part}.json", "results.json", "vtab.png")),
+        },
+        ("model", "data", "protocol", "seeds", "sweep", "steps"),
+    ),
+    # A suite passes `force` to the command of each data set, which clears its own folder.
+    "suite": Kind(
+        "a suite",
+        "suite.json",
+        dict.fromkeys(("suite.md", "real-accuracy.json")),
+        ("status", "model", "seeds", "protocol", "results", "failures"),
+    ),
+}
 
 
 def run_name(recipe: str, config: Mapping[str, Any]) -> str:
@@ -48,77 +134,96 @@ def named_path(run: str) -> Path:
     """Return the folder of a run that was given a name, or a path."""
     if not run.strip():
         raise InputError("--run is empty: give a name, or leave it out")
-    return Path(run) if Path(run).name != run else Path(ROOT, run)
+    return Path(ROOT, run) if Path(run).name == run and run != ".." else Path(run)
 
 
 class RunFolder:
-    """A run folder in the hands of this process alone, until it is closed or the process ends."""
+    """A run folder in the hands of this process, until it is closed or the process ends."""
 
     def __init__(
         self,
         path: str | Path,
-        config: Mapping[str, Any],
+        settings: Mapping[str, Any],
         *,
+        kind: str = "train",
         force: bool = False,
+        keeps: Iterable[str | Path] = (),
+        parts: Sequence[str] = (),
+        is_shared: bool = False,
         complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
         """Make the folder, or open it again for the same settings.
 
-        force: other settings are fine; the run that is there stays until `clear`.
+        force: accept other settings; the earlier run stays until `clear`.
+        keeps: paths that the run reads, MODEL and DATA; none may lie where it writes.
+        parts: names for `{part}` in the table of kinds, such as VTAB's tasks.
+        is_shared: other processes with the same settings may work here too, unless one of them uses `force`.
         complete: returns the settings of an older run with those that have come since.
         """
-        self.path, self._config, self._complete = Path(path), config, complete
-        self.is_stale, self.is_new = False, not (self.path / CONFIG).exists()
-        self._is_made = not self.path.exists()
+        self.path, self.kind, self._parts, self._complete = Path(path), kind, tuple(parts), complete
+        self.settings = json.loads(json.dumps(settings, allow_nan=False))
+        self.record = self._new_record()
+        self.is_stale, self.is_new = False, not self._holds_run()
+        self._check_kept(keeps)
+        if self.is_new:
+            self._refuse_others()  # before a lock is left in someone else's folder
+        places = (self.path / LOCK, self.path, *self.path.parents)
+        self._made = [place for place in places if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _take_lock(self.path)
-        except OSError as error:
+            self._lock = take_lock(self.path / LOCK, is_shared=is_shared and not force)
+        except (OSError, InputError) as error:
+            self._remove_made()
+            if isinstance(error, InputError):  # someone else is at work here
+                raise
             raise InputError(f"{path} can't be written: {error.strerror or error}") from None
         try:
-            if force and (self.path / CONFIG).is_file():
-                if not (self.path / RECORD).is_file():
-                    raise InputError(
-                        f"{path} has a {CONFIG} and no {RECORD}: it is no run, and stays; name another"
-                    )
-                self.is_stale, self.record = True, _new_record(self.path.name)
-                return
-            is_changed = self._check_config(config)
-            self._remove_leftovers()
-            known: dict[str, Any] = {}
-            with suppress(InputError):  # a broken run.json is begun anew: checkpoints hold what counts
-                known = read_record(self.path)
-            self.record = _new_record(self.path.name) | known
-            if is_changed and self.record["status"] != "done":
-                self._write_config(config)
-            if not known:
-                self.update()
+            self._open(force)
         except BaseException:
-            self.close()
+            self.withdraw()
             raise
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self.is_new and not self._has_begun():
+            self.withdraw()
+        elif error is not None and self.record["status"] != "done":
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            with suppress(InputError):  # a full disk, say: the error itself is what is reported
+                self.update(status=status, message=str(error).split("\n")[0])
+        self.close()
+
     def clear(self) -> None:
-        """Remove the run that was there before, if it is to be begun anew; what makes it a run goes last."""
+        """Remove the earlier run, if `force` asked for it: only what its kind writes, its record last.
+
+        A run inside that is at work stops this before anything is removed.
+        """
         if not self.is_stale:
             return
-        entries = [entry for entry in self.path.iterdir() if entry.name != LOCK]
-        for entry in sorted(entries, key=lambda entry: entry.name in (CONFIG, RECORD)):
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        entries, runs = self._owned()
+        with ExitStack() as locks:
+            for run in runs:
+                locks.enter_context(closing(take_lock(run / LOCK)))
+            for entry in entries:
+                _remove(entry, self.path)
         self.is_stale = False
-        self._check_config(self._config)
+        self._write_settings()
         self.update()
 
     def withdraw(self) -> None:
         """Take back a run that never began; a folder that was there before keeps all that it held."""
-        self.close()
-        with suppress(OSError):  # what is told is why it didn't begin
-            for name in (CONFIG, RECORD, LOCK):
+        with suppress(OSError):  # what is reported is why it didn't begin
+            for name in (CONFIG, KINDS[self.kind].record) if self.is_new else ():
                 (self.path / name).unlink(missing_ok=True)
-            if self._is_made:
-                self.path.rmdir()
+        self._remove_made()
+        self.close()
 
     def check_data(self, data: Mapping[str, Any]) -> None:
-        """Refuse to go on with other images or classes than the run began with."""
+        """Refuse to resume with other images or classes than the run started with."""
         known = self.record["data"]
         if not known or known == data:
             self.update(data=dict(data))
@@ -129,16 +234,18 @@ class RunFolder:
         else:
             what = "its classes have other names now"
         raise InputError(
-            f"the data is not what {self.path} began with: {what}; put it back, name another run, or begin anew with --force"
+            f"the data is not what {self.path} began with: {what}; put it back, choose another --run, or start over "
+            "with --force"
         )
 
     def update(self, **fields: Any) -> None:
-        """Set fields of run.json; an earlier run's stays until it is cleared."""
-        assert fields.keys() <= self.record.keys(), f"run.json has no {fields.keys() - self.record.keys()}"
+        """Set fields of the record and write it; an earlier run's stays until it is cleared."""
+        known = self.record.keys()
+        assert fields.keys() <= known or self.kind != "train", f"run.json has no {fields.keys() - known}"
         self.record |= {**fields, "updated": _now()}
-        if self.is_stale:
-            return
-        write_file(self.path / RECORD, json.dumps(self.record, indent=2, allow_nan=False) + "\n")
+        if not self.is_stale:
+            text = json.dumps(self.record, indent=2, allow_nan=False)
+            write_file(self.path / KINDS[self.kind].record, text + "\n")
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; numbers that are not finite become null, since JSON has none."""
@@ -152,9 +259,152 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{self.path / METRICS} can't be written: {error.strerror or error}") from None
 
+    def sync(self) -> None:
+        """Make the metrics written so far outlast a power cut."""
+        if (self.path / METRICS).exists():
+            sync(self.path / METRICS, self.path)
+
     def close(self) -> None:
         """Let others have the folder."""
         self._lock.close()
+
+    def _open(self, force: bool) -> None:
+        if self.is_new:
+            self._refuse_others()
+        elif force:
+            self._check_owned()
+            self.is_stale = True
+            return
+        is_changed = not self.is_new and self._check_settings()
+        self._remove_leftovers()
+        known: dict[str, Any] = {}
+        if KINDS[self.kind].has_config:
+            with suppress(InputError):  # a damaged run.json is written anew: checkpoints hold what counts
+                known = read_record(self.path, self.kind)
+        elif not self.is_new:
+            known = read_record(self.path, self.kind)
+        self.record |= known
+        if self.is_new or (is_changed and self.record["status"] != "done"):
+            self._write_settings()
+        if not known:
+            self.update()
+
+    def _holds_run(self) -> bool:
+        """Say whether a run was started here; a record alone, of one with a config, is a start that was killed."""
+        kind = KINDS[self.kind]
+        return (self.path / (CONFIG if kind.has_config else kind.record)).exists()
+
+    def _refuse_others(self) -> None:
+        """Refuse a folder that holds something else than a run of this kind."""
+        kind = KINDS[self.kind]
+        names = [entry.name for entry in self._entries()]
+        for other in KINDS.values():
+            if other != kind and other.record in names:
+                raise InputError(f"{self.path} holds {other.words}, not {kind.words}; choose another --run")
+        if others := [name for name in names if name[0] != "." and name != kind.record]:
+            mark = CONFIG if kind.has_config else kind.record
+            raise InputError(
+                f"{self.path} holds {others[0]!r} and no {mark}: not {kind.words}; choose another --run"
+            )
+
+    def _check_owned(self) -> None:
+        """Refuse to remove what this package didn't write, and what holds something of others."""
+        try:
+            read_record(self.path, self.kind)
+        except InputError as error:
+            raise InputError(
+                f"{error}; not {KINDS[self.kind].words} of vitkit, so --force will not delete it: choose another --run"
+            ) from None
+        entries, runs = self._owned()
+        for run in runs:
+            if is_locked(run / LOCK):
+                raise InputError(f"{run} is in use; wait for it, stop it, or choose another --run")
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink() and (inside := _find_foreign(entry)):
+                raise InputError(
+                    f"{inside} lies in {entry}, so --force will not delete it: move it, or choose another --run"
+                )
+
+    def _owned(self) -> tuple[list[Path], list[Path]]:
+        """Return what --force removes, and the runs inside of which it is a part."""
+        return _written(self.path, self.kind, self._parts)
+
+    def _check_kept(self, keeps: Iterable[str | Path]) -> None:
+        """Refuse to write over what the run reads; symbolic links are followed."""
+        here, names = self.path.resolve(), {pattern.split("/")[0] for pattern in KINDS[self.kind].writes}
+        names |= set(self._parts)
+
+        def is_written(name: str) -> bool:
+            return any(fnmatch(name, pattern) for pattern in names)
+
+        written = [entry.resolve() for entry in self._entries() if is_written(entry.name)]
+        for path in map(Path, keeps):
+            for place in (path.resolve(), path.parent.resolve() / path.name):
+                inside = place.relative_to(here).parts if place.is_relative_to(here) else None
+                if (
+                    inside == ()
+                    or (inside and is_written(inside[0]))
+                    or any(map(place.is_relative_to, written))
+                ):
+                    raise InputError(
+                        f"{self.path} holds {path}, which this run reads, where it would write: choose another --run"
+                    )
+
+    def _entries(self) -> list[Path]:
+        try:
+            return sorted(self.path.iterdir()) if self.path.is_dir() else []
+        except OSError as error:
+            raise InputError(f"{self.path} can't be read: {error.strerror or error}") from None
+
+    def _check_settings(self) -> bool:
+        """Refuse other settings than the run's, but for those that are FREE; say whether one of these is another."""
+        if KINDS[self.kind].has_config:
+            found = self._complete(read_config(self.path))
+        else:
+            found = read_record(self.path, self.kind)["settings"]
+            if found is None:  # an earlier version's suite, which kept none
+                return False
+        theirs, ours = dict(_leaves(found)), dict(_leaves(self.settings))
+        for name in ours | theirs:
+            there, here = (
+                _canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours)
+            )
+            if there != here and name not in FREE:
+                raise InputError(
+                    f"{self.path} holds a run with other settings: {name} is {there} there, {here} here; "
+                    "choose another --run, or start over with --force"
+                )
+        return any(ours.get(name) != theirs.get(name) for name in FREE)
+
+    def _write_settings(self) -> None:
+        if KINDS[self.kind].has_config:
+            write_file(self.path / CONFIG, write_yaml(self.settings))
+
+    def _new_record(self) -> dict[str, Any]:
+        """Return the record as it begins, with all its fields."""
+        kind, now = KINDS[self.kind], _now()
+        return {
+            "format": FORMAT,
+            "kind": self.kind,
+            "name": self.path.name,
+            "status": "running",
+            "started": now,
+            "updated": now,
+            "message": "",
+            **({} if kind.has_config else {"settings": self.settings}),
+            **kind.fields,
+        }
+
+    def _has_begun(self) -> bool:
+        """Say whether a new run has made anything beside its settings and its record."""
+        own = (CONFIG, KINDS[self.kind].record)
+        return bool(self.record.get("steps")) or any(path.name not in own for path in self._owned()[0])
+
+    def _remove_made(self) -> None:
+        """Remove the lock and the folders that opening made, unless something else came into them."""
+        with suppress(OSError):
+            for place in self._made:
+                place.rmdir() if place.is_dir() else place.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
         """Remove what a kill left behind while a file or a model folder was being written aside."""
@@ -164,31 +414,57 @@ class RunFolder:
             elif entry.name.endswith(".part") and entry.is_file():
                 entry.unlink()
 
-    def _write_config(self, config: Mapping[str, Any]) -> None:
-        plain = json.loads(json.dumps(config, allow_nan=False))
-        write_file(self.path / CONFIG, write_yaml(plain))
 
-    def _check_config(self, config: Mapping[str, Any]) -> bool:
-        """Refuse other settings than the run's, but for those that are FREE; say whether one of these is another."""
-        path = self.path / CONFIG
-        if not path.exists():
-            if others := sorted(entry.name for entry in self.path.iterdir() if entry.name[0] != "."):
-                raise InputError(
-                    f"{self.path} holds {others[0]!r} and no {CONFIG}: it is no run folder; name another"
-                )
-            self._write_config(config)
-            return False
-        theirs, ours = dict(_leaves(self._complete(read_config(self.path)))), dict(_leaves(config))
-        for name in ours | theirs:
-            there, here = (
-                _canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours)
-            )
-            if there != here and name not in FREE:
-                raise InputError(
-                    f"{self.path} holds a run with other settings: {name} is {there} there, {here} here; "
-                    "name another run, or begin this one anew with --force"
-                )
-        return any(ours.get(name) != theirs.get(name) for name in FREE)
+def _written(folder: Path, kind: str, parts: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
+    """Return what the table says that a kind writes and that is here, its record last; and the runs among it.
+
+    Links are removed, not followed: what lies elsewhere is not the run's.
+    """
+    entries, runs = list[Path](), list[Path]()
+    for pattern, inner in KINDS[kind].writes.items():
+        patterns = {
+            pattern.format(part=glob.escape(part)) for part in (parts if "{part}" in pattern else [""])
+        }
+        for entry in sorted({entry for one in patterns for entry in folder.glob(one)}):
+            if not entry.parent.resolve().is_relative_to(folder.resolve()):
+                continue
+            if inner is None:
+                entries.append(entry)
+            elif not entry.is_symlink() and _is_ours(entry, inner):
+                own, deeper = _written(entry, inner)
+                entries += [*own, entry / LOCK]
+                runs += [entry, *deeper]
+    last = (folder / name for name in (CONFIG, KINDS[kind].record))
+    return entries + [path for path in last if path.is_file()], runs
+
+
+def _is_ours(folder: Path, kind: str) -> bool:
+    try:
+        read_record(folder, kind)
+    except InputError:
+        return False
+    return True
+
+
+def _find_foreign(folder: Path) -> Path | None:
+    """Return something in a folder that no command of ours writes there: another run, a repository."""
+    strangers = {".git", *(kind.record for kind in KINDS.values())}
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if name in strangers:
+                return Path(place, name)
+    return None
+
+
+def _remove(entry: Path, root: Path) -> None:
+    """Remove an entry, and the folders above it that are then empty."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)
+    with suppress(OSError):
+        while (entry := entry.parent) != root:
+            entry.rmdir()
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -208,31 +484,54 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise InputError(f"{error}; restore it, or remove {folder}") from None
 
 
-def read_record(folder: str | Path) -> dict[str, Any]:
-    """Return run.json; what a list of runs shows of it is checked."""
-    path = Path(folder, RECORD)
-    try:
-        record = json.loads(path.read_bytes(), parse_constant=_refuse)
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    except ValueError:
-        raise InputError(f"{path} is not JSON") from None
-    if not isinstance(record, dict):
-        raise InputError(f"{path} is not an object")
+def read_record(folder: str | Path, kind: str = "train") -> dict[str, Any]:
+    """Return the record of a run that its command wrote, in this version or an earlier one."""
+    path = Path(folder, KINDS[kind].record)
+    record = _read_object(path)
+    if "format" not in record:
+        record = _completed(record, kind, path)
+    elif record["format"] != FORMAT:
+        raise InputError(f"{path} has format {record['format']!r}; this version reads {FORMAT!r}")
+    elif record.get("kind") != kind:
+        raise InputError(f"{path} is damaged: 'kind' is {record.get('kind')!r}, not {kind!r}")
+    if kind != "train":
+        _check_types(record, {"status": str, "settings": dict | None}, path)
+        return record
     _check_types(record, _SHOWN, path)
     if record["best"] is not None:
         _check_types(record["best"], _BEST, path)
     try:
         datetime.fromisoformat(record["updated"])
     except ValueError:
-        raise InputError(f"{path}: 'updated' is {record['updated']!r}, which is no time") from None
+        raise InputError(f"{path} is damaged: 'updated' is {record['updated']!r}, which is no time") from None
     return record
+
+
+def _completed(record: dict[str, Any], kind: str, path: Path) -> dict[str, Any]:
+    """Return a record from before records had a format, with the fields that it has today."""
+    if missing := [name for name in KINDS[kind].marks if name not in record]:
+        raise InputError(f"{path} is damaged, or not written by vitkit: it has no {missing[0]!r}")
+    settings = {"finetune": record.get("request"), "vtab": record}.get(kind)
+    return {"status": "running", "settings": settings, **record}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Read a file of one JSON object."""
+    try:
+        found = json.loads(path.read_bytes(), parse_constant=_refuse)
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is damaged: expected one JSON object")
+    return found
 
 
 def _check_types(record: dict[str, Any], types: Mapping[str, Any], path: Path) -> None:
     for name, kind in types.items():
         if not isinstance(record.get(name), kind):
-            raise InputError(f"{path}: {name!r} is {record.get(name)!r}")
+            raise InputError(f"{path} is damaged: {name!r} is {record.get(name)!r}")
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
@@ -286,58 +585,6 @@ def _row(folder: Path, root: Path) -> dict[str, Any]:
 
 def _is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (CONFIG, RECORD, METRICS))
-
-
-def _take_lock(folder: Path) -> IO[str]:
-    """Return the open file whose lock says that this process is at work in the folder."""
-    file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 (it stays open)
-    try:
-        import fcntl
-    except ImportError:
-        return file
-    patience = time.monotonic() + LOCK_SECONDS  # whoever lists runs holds the lock for a moment
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() < patience:
-                time.sleep(LOCK_SECONDS / 10)
-                continue
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
-            raise InputError(
-                f"{folder} is in use by {holder}; wait for it, stop it, or name another run"
-            ) from None
-        except OSError:  # a file system without locks
-            return file
-    # A forked worker may outlive this process, and would keep the lock.
-    os.register_at_fork(after_in_child=file.close)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
-
-
-def _new_record(name: str) -> dict[str, Any]:
-    """Return run.json as it begins, with all its fields."""
-    return {
-        "name": name,
-        "status": "running",
-        "step": 0,
-        "steps": 0,
-        "command": "",
-        "started": _now(),
-        "updated": _now(),
-        "seconds": 0.0,
-        "environment": {},
-        "micro_batch": None,
-        "data": {},
-        "best": None,
-        "cost": {},
-        "message": "",
-    }
 
 
 def _metrics(folder: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

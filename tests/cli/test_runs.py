@@ -48,7 +48,9 @@ def test_the_table(vit) -> None:
     assert rows["digits-3"] == ["unreadable"]
     notes = answer.err.splitlines()
     assert notes[0] == "digits-2: loss is nan at step 12"
-    assert notes[1].startswith("digits-3: ") and notes[1].endswith("run.json is not JSON")
+    assert notes[1].startswith("digits-3: ") and notes[1].endswith(
+        "run.json is damaged: expected one JSON object"
+    )
 
 
 def test_no_runs_yet(vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").touch()
     for force in (False, True):
-        with pytest.raises(InputError, match="holds 'thesis.tex' and no config.yaml: it is no run folder"):
+        with pytest.raises(InputError, match="holds 'thesis.tex' and no config.yaml: not a training run"):
             tiny_runs.run_tiny(tmp_path / "run", force=force)
 
 

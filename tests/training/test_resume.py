@@ -239,7 +239,7 @@ def test_force_begins_anew_but_not_in_a_run_at_work(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         tiny_runs.run_tiny(run, "data.train=./nowhere", force=True)
     for start in (run, f"{run}@last", run / "model"):
-        with pytest.raises(InputError, match="run holds .*, where the training starts: name another run"):
+        with pytest.raises(InputError, match="run holds .*, which this run reads, where it would write"):
             tiny_runs.run_tiny(run, f"model={{name: {start}}}", force=True)
     assert tiny_runs.model_files(run) == before  # a run that can't begin doesn't remove the one that is there
     assert read_record(run)["status"] == "done"
@@ -290,7 +290,8 @@ def test_force_removes_nothing_but_runs(tmp_path: Path) -> None:
     for name in ("config.yaml", "thesis.py"):
         (tmp_path / "project" / name).write_text("a: 1")
     with pytest.raises(
-        InputError, match="has a config.yaml and no run.json: it is no run, and stays; name another"
+        InputError,
+        match="run.json can't be read: No such .*; not a training run of vitkit, so --force will not delete it",
     ):
         tiny_runs.run_tiny(tmp_path / "project", force=True)
     assert (tmp_path / "project" / "thesis.py").exists()

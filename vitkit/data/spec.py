@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vitkit.errors import InputError, did_you_mean
@@ -52,6 +53,16 @@ class DataSpec:
     def is_path(self) -> bool:
         """Whether the source is a file, a folder or a URL."""
         return _is_local(self.source) or "://" in self.source
+
+    @property
+    def paths(self) -> list[Path]:
+        """What is read of this machine's files: the source, or the folder in which a pattern looks; and the root."""
+        here = [] if self.root is None else [Path(self.root).expanduser()]
+        if _is_local(self.source):
+            fixed = re.split(r"[*?{]", self.source, maxsplit=1)[0]
+            path = Path(fixed).expanduser()
+            here.append(path if fixed in (self.source, "") or fixed.endswith("/") else path.parent)
+        return here
 
     @property
     def whole(self) -> DataSpec:

@@ -11,7 +11,8 @@ import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 
 from vitkit.config import from_dict, merge, to_dict
 from vitkit.data.parts import Unreadable
+from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.predictor import choose_device
@@ -44,7 +46,7 @@ from vitkit.training.loop import fit
 from vitkit.training.pictures import drawn
 from vitkit.training.recipes import resolve
 from vitkit.training.results import Results
-from vitkit.weights.load import lies_in
+from vitkit.weights.load import paths_in
 from vitkit.world import World, join_world
 
 
@@ -93,31 +95,22 @@ def train_config(
 
     inputs: sources that are open and the model that is loaded already, for what the config names.
     """
-    if lies_in(config.model["name"], path):
-        raise InputError(f"{path} holds {config.model['name']}, where the training starts: name another run")
     with join_world(choose_device(device)) as world:
         listener = listener if listener and world.is_first else Silent()
         folder: RunFolder | None = None
 
         def open_folder() -> None:
             nonlocal folder
-            folder = RunFolder(path, to_dict(config), force=force, complete=_completed)
+            data = [as_spec(data).paths for data in (config.data.train, config.data.evaluate) if data]
+            keeps = [*paths_in(config.model["name"]), *chain(*data)]
+            folder = RunFolder(path, to_dict(config), force=force, keeps=keeps, complete=_completed)
 
         on_first_rank(open_folder)
         try:
-            return _train(config, path, inputs, folder, world, listener)
-        except BaseException as error:
-            if folder and folder.is_new and not folder.record["steps"]:
-                folder.withdraw()  # nothing was trained: settings were wrong
-            elif folder and folder.record["status"] != "done":
-                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-                with suppress(InputError):  # a full disk, say: what is told is the error itself
-                    folder.update(status=status, message=str(error).split("\n")[0])
-            raise
+            with folder or nullcontext():
+                return _train(config, path, inputs, folder, world, listener)
         finally:
             listener.stop()
-            if folder:
-                folder.close()
 
 
 def _train(

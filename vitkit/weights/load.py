@@ -161,16 +161,16 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
 
 def lies_in(spec: str | Path, folder: Path) -> bool:
     """Say whether a MODEL string names what a folder holds: RUN, RUN@last, NAME@FILE."""
-    return any(path.resolve().is_relative_to(folder.resolve()) for path in _paths_in(spec))
+    return any(path.resolve().is_relative_to(folder.resolve()) for path in paths_in(spec))
 
 
 def weight_file(spec: str | Path) -> Path | None:
     """Return the file with the weights of a MODEL string that names what is here; None for others."""
-    path = find_source(spec).path if _paths_in(spec) else None
+    path = find_source(spec).path if paths_in(spec) else None
     return None if path is None else _open(path)[0]
 
 
-def _paths_in(spec: str | Path) -> list[Path]:
+def paths_in(spec: str | Path) -> list[Path]:
     """Return what is there of the paths that a MODEL string may hold: all of it, and both sides of its first @."""
     found = (_existing(part) for part in (str(spec), *str(spec).split("@", 1)))
     return [path for path in found if path]
