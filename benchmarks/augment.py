@@ -70,7 +70,7 @@ def steps(images: Tensor) -> dict[str, Callable[[Draw], object]]:
         if name in operations.MATRICES:
             kinds = ("nearest", "bilinear", "bicubic")
         for kind in kinds:
-            part = operations.Part(name, rows, amounts, kind)
+            part = operations.Assignment(name, rows, amounts, kind)
             label = f"{name} {kind}" if len(kinds) > 1 else name
             found[label] = lambda draw, part=part: operations.apply(images, [part])  # type: ignore[misc]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.images import ImageSource, find_images, prepare
+from vitkit.data.threads import map_in_order
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing, Resample, Size
 from vitkit.models.model import Model
@@ -136,7 +135,7 @@ class Predictor:
         """Yield one row per image, in order; an image that can't be prepared gives its error."""
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}")
-        prepared = _ahead(self._prepare, images, batch_size)
+        prepared = map_in_order(self._prepare, images, ahead=batch_size)
         while batch := list(islice(prepared, batch_size)):
             inputs = [image for image in batch if isinstance(image, Tensor)]
             try:
@@ -278,20 +277,3 @@ def _or_raise(row: Any) -> Any:
     if isinstance(row, InputError):
         raise row
     return row
-
-
-def _ahead(
-    function: Callable[[ImageSource], Tensor | InputError], items: Iterable[ImageSource], window: int
-) -> Iterator[Tensor | InputError]:
-    """Yield function(item) in order, computed by threads up to `window` items ahead of the one taken."""
-    pool = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
-    waiting: deque[Future[Tensor | InputError]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > window:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)

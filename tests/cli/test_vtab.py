@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.vtab import TASKS
+from vitkit.data.sources.vtab import TASKS
 
 Vit = Callable[..., Any]
 

@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional
 
 from vitkit.data import operations
 from vitkit.data.draws import Draw
-from vitkit.data.operations import OPERATIONS, Part, apply
+from vitkit.data.operations import OPERATIONS, Assignment, apply
 from vitkit.errors import InputError
 
 FILL = (10, 128, 200)
@@ -309,7 +309,7 @@ def test_cutout_fills_its_box() -> None:
         assert torch.equal(image, expected)
 
 
-def some_parts(images: Tensor) -> list[Part]:
+def some_parts(images: Tensor) -> list[Assignment]:
     """Every operation, for three images each, and in every interpolation; three images stay."""
     amounts = {
         "Rotate": 25,
@@ -319,7 +319,7 @@ def some_parts(images: Tensor) -> list[Part]:
         "TranslateX": 3.3,
         "TranslateY": -2.5,
     }
-    parts: list[Part] = []
+    parts: list[Assignment] = []
     row = 0
     for name in OPERATIONS:
         for interpolation in RESAMPLE if name in operations.MATRICES else ("nearest",):
@@ -327,7 +327,7 @@ def some_parts(images: Tensor) -> list[Part]:
             values = np.array([0.3, 0.2, -0.1]) * amounts.get(name, 1)
             if name == "Cutout":
                 values = np.array([[1, 2, 5, 9], [0, 0, 3, 3], [4, 4, 30, 8]])
-            parts.append(Part(name, rows, values, interpolation))  # type: ignore[arg-type]
+            parts.append(Assignment(name, rows, values, interpolation))  # type: ignore[arg-type]
             row += 3
     assert row + 3 == len(images)
     return parts
@@ -421,9 +421,9 @@ def test_pad_crop_reaches_every_place() -> None:
 
 
 def test_color_jitter_draws_torchvisions_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[Part]] = []
+    calls: list[list[Assignment]] = []
 
-    def record(images: Tensor, parts: list[Part]) -> Tensor:
+    def record(images: Tensor, parts: list[Assignment]) -> Tensor:
         calls.append(parts)
         return images
 
@@ -511,7 +511,7 @@ def test_affine_turns_and_shears_about_the_centre() -> None:
     expected = operations.apply(
         images,
         [
-            operations.Part(
+            operations.Assignment(
                 "Rotate", np.arange(64), 20 * (2 * draw.uniform("affine", 2)[:, 0] - 1), "bilinear"
             )
         ],

@@ -19,7 +19,7 @@ from torchvision.transforms import autoaugment as torchvision_policies
 
 from vitkit.data import policies
 from vitkit.data.draws import Draw
-from vitkit.data.operations import Part
+from vitkit.data.operations import Assignment
 from vitkit.errors import InputError
 
 PHOTOS = load_sample_images().images
@@ -52,11 +52,11 @@ def a_draw(count: int, first: int = 0, seed: int = 0) -> Draw:
     return Draw(seed, 0, np.arange(first, first + count, dtype=np.int64))
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[list[Part]]:
+def recorded(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[list[Assignment]]:
     """Return the parts that a policy asks for, layer by layer."""
-    calls: list[list[Part]] = []
+    calls: list[list[Assignment]] = []
 
-    def record(images: Tensor, parts: list[Part], fill: object) -> Tensor:
+    def record(images: Tensor, parts: list[Assignment], fill: object) -> Tensor:
         calls.append([part for part in parts if len(part.rows)])
         return images
 
@@ -346,7 +346,7 @@ def test_autoaugment_tables_are_torchvisions(name: str) -> None:
 
 
 def same_as_torchvision(
-    images: Tensor, results: Tensor, layers: list[list[Part]], wanted: dict[int, list[Any]]
+    images: Tensor, results: Tensor, layers: list[list[Assignment]], wanted: dict[int, list[Any]]
 ) -> None:
     """Compare with torchvision's operations on Pillow images: `wanted` holds (name, magnitude) by image."""
     done: dict[int, list[str]] = {row: [] for row in range(len(images))}

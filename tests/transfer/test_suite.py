@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import vitkit
-from vitkit.data.vtab import TASKS
+from vitkit.data.sources.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.evaluation.imagenet import WORDNET_IDS
 from vitkit.evaluation.run import evaluate

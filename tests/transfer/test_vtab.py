@@ -13,7 +13,7 @@ import pytest
 
 from vitkit.config import from_dict, merge
 from vitkit.costs import cost_of
-from vitkit.data.vtab import TASKS
+from vitkit.data.sources.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features
 from vitkit.evaluation.fewshot import FewShot

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from vitkit.data.threads import map_in_order
 from vitkit.errors import InputError
+from vitkit.files import write_file
 
-_CHUNK = 4096
 UNREADABLE = 2**64 - 1
 
 
@@ -30,17 +30,8 @@ def cache_file(kind: str, name: str, suffix: str) -> Path:
 
 def keep(path: Path, data: bytes) -> None:
     """Write a file of the cache whole or not at all; a cache that can't be written to is done without."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, part = tempfile.mkstemp(dir=path.parent, prefix=".part-")
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(data)
-            os.replace(part, path)
-        except OSError:
-            os.unlink(part)
-    except OSError:
-        return
+    with suppress(InputError):
+        write_file(path, data)
 
 
 def content_hashes(name: str, keys: Sequence[str], read: Callable[[int], bytes]) -> np.ndarray:
@@ -60,11 +51,8 @@ def content_hashes(name: str, keys: Sequence[str], read: Callable[[int], bytes])
         except InputError:
             return UNREADABLE
 
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(missing), _CHUNK):
-            part = missing[start : start + _CHUNK]
-            for index, value in zip(part, pool.map(hashed, part), strict=True):
-                known[numbers[index]] = value
+    for index, value in zip(missing, map_in_order(hashed, missing), strict=True):
+        known[numbers[index]] = value
     hashes = np.array([known[number] for number in numbers], np.uint64)
     if missing:
         kept = hashes != UNREADABLE

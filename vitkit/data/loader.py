@@ -130,13 +130,13 @@ class Loader:
 
     def _fetched(self, start: int, stop: int) -> Iterator[list[Batch]]:
         """Yield the batches step by step, of images that workers fetch."""
-        parts = Parts(start * self.batch_size + self.first, self.batch_size, self.count, stop - start)
-        fetched = run_workers(self, parts)
+        chunks = Chunks(start * self.batch_size + self.first, self.batch_size, self.count, stop - start)
+        fetched = run_workers(self, chunks)
         for step in range(start, stop):
             began = time.perf_counter()
-            joined = _join([next(fetched) for _ in range(parts.per_batch)])
+            joined = _join([next(fetched) for _ in range(chunks.per_batch)])
             with _threads_beside(self.workers, self.device):
-                batches = self._finish(range(step, step + 1), parts.batch(step - start), joined)
+                batches = self._finish(range(step, step + 1), chunks.batch(step - start), joined)
             self.waited_seconds += time.perf_counter() - began
             yield batches
 
@@ -237,10 +237,10 @@ class EvaluationLoader:
         return -(-(self.stop - self.first) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        parts = Parts(self.first, self.batch_size, self.batch_size, len(self), self.stop)
-        fetched = iter(()) if self.memory is not None else run_workers(self, parts)
+        chunks = Chunks(self.first, self.batch_size, self.batch_size, len(self), self.stop)
+        fetched = iter(()) if self.memory is not None else run_workers(self, chunks)
         for number in range(len(self)):
-            indices = parts.batch(number)
+            indices = chunks.batch(number)
             if self.memory is not None:
                 images = self.memory(indices, Draw(0, 0, indices))
             else:
@@ -255,8 +255,8 @@ class EvaluationLoader:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A rank's batches cut into parts for workers: the global positions of each, by arithmetic."""
+class Chunks:
+    """A rank's batches cut into chunks for workers: the global positions of each, by arithmetic."""
 
     first: int
     "Position of the rank's first image."
@@ -287,17 +287,17 @@ class Parts:
         return np.arange(start, stop, dtype=np.int64)
 
 
-class _PartsData(Dataset[Fetched | InputError]):
-    """Parts by number for torch's DataLoader; an error travels as a value, so that it arrives as it was."""
+class _ChunksData(Dataset[Fetched | InputError]):
+    """Chunks by number for torch's DataLoader; an error travels as a value, so that it arrives as it was."""
 
-    def __init__(self, fetcher: Fetcher, order: Order | None, parts: Parts) -> None:
-        self.fetcher, self.order, self.parts = fetcher, order, parts
+    def __init__(self, fetcher: Fetcher, order: Order | None, chunks: Chunks) -> None:
+        self.fetcher, self.order, self.chunks = fetcher, order, chunks
 
     def __len__(self) -> int:
-        return len(self.parts)
+        return len(self.chunks)
 
     def __getitem__(self, number: int) -> Fetched | InputError:
-        positions = self.parts[number]
+        positions = self.chunks[number]
         try:
             return self.fetcher(positions if self.order is None else self.order[positions], positions)
         except InputError as error:
@@ -319,19 +319,19 @@ class _Mark:
         torch.set_num_threads(1)
         self.worker = worker
         info = get_worker_info()
-        assert info is not None and isinstance(info.dataset, _PartsData)
+        assert info is not None and isinstance(info.dataset, _ChunksData)
         info.dataset.fetcher.mark = self
 
     def __call__(self, index: int) -> None:
         self.marks[self.worker] = index
 
 
-def run_workers(loader: Loader | EvaluationLoader, parts: Parts) -> Iterator[Fetched]:
-    """Yield the parts in order, prepared by worker processes; a worker that dies is reported with its image."""
+def run_workers(loader: Loader | EvaluationLoader, chunks: Chunks) -> Iterator[Fetched]:
+    """Yield the chunks in order, prepared by worker processes; a worker that dies is reported with its image."""
     workers = loader.workers
     marks = torch.full((max(1, workers),), -1, dtype=torch.int64).share_memory_()
     data: DataLoader[Any] = DataLoader(
-        _PartsData(loader.fetcher, loader.order, parts),
+        _ChunksData(loader.fetcher, loader.order, chunks),
         batch_size=None,
         num_workers=workers,
         prefetch_factor=AHEAD if workers else None,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,6 +18,7 @@ from vitkit.data.draws import Draw
 from vitkit.data.operations import send
 from vitkit.data.pipeline import Step
 from vitkit.data.sources.source import Picture, Source
+from vitkit.data.threads import map_in_order
 from vitkit.errors import InputError
 from vitkit.kernels import runs_triton
 from vitkit.kernels.resampling import resample
@@ -63,6 +62,9 @@ class Decoded(Source):
     def where(self, index: int) -> str:
         return self.source.where(index)
 
+    def content_keys(self) -> list[str] | None:
+        return self.source.content_keys()
+
 
 def cached(source: Source, cache: Cache) -> Source:
     """Return a source as it is kept: read each time, decoded in memory, or as one array, which lives on the device."""
@@ -91,8 +93,7 @@ def in_memory(source: Source) -> Decoded:
         except InputError as error:
             return error
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return Decoded(source, list(pool.map(decoded, range(len(source)))))
+    return Decoded(source, list(map_in_order(decoded, range(len(source)))))
 
 
 def inception_crop(

@@ -12,9 +12,9 @@ from vitkit.data.images import EXTENSIONS
 from vitkit.data.sources.files import find_files, is_url, without_query
 from vitkit.data.sources.source import Source, match_classes, take
 from vitkit.data.sources.vision import DATA_SETS
+from vitkit.data.sources.vtab import PREFIX as VTAB
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import MADE, Default, choose_split, group_files, listed, made_splits
-from vitkit.data.vtab import PREFIX as VTAB
 from vitkit.errors import InputError, did_you_mean
 
 Data = str | os.PathLike[str] | DataSpec | Source

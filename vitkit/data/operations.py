@@ -12,9 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.data.affine import MATRICES, TAPS, Interpolation, Job, about_centre, sampling_jobs
+from vitkit.data.affine import (
+    MATRICES,
+    TAPS,
+    Interpolation,
+    Job,
+    about_centre,
+    fill_where,
+    negative,
+    outside,
+    sampling_jobs,
+    to_bytes,
+)
 from vitkit.data.draws import Draw
-from vitkit.data.masks import fill_where, negative, outside, to_bytes
 from vitkit.errors import InputError
 
 Amounts = np.ndarray | Tensor | Sequence[float] | float
@@ -187,7 +197,7 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Part(NamedTuple):
+class Assignment(NamedTuple):
     """One operation for some images of a batch."""
 
     name: str
@@ -198,7 +208,7 @@ class Part(NamedTuple):
     interpolation: Interpolation = "nearest"
 
 
-def apply(images: Tensor, parts: Sequence[Part], fill: Fill = 0) -> Tensor:
+def apply(images: Tensor, parts: Sequence[Assignment], fill: Fill = 0) -> Tensor:
     """Return the images with each part's operation done to its rows; a row may be in one part, or in none."""
     _check_images(images)
     height, width = images.shape[-2:]
@@ -324,7 +334,9 @@ def color_jitter(
     order = np.argsort(draw.uniform("order", 4), axis=1)
     for turn in range(4):
         rows = [np.flatnonzero(order[:, turn] == number) for number in range(4)]
-        parts = [Part(name, rows[i], factors[rows[i], i]) for i, name in enumerate(names) if spreads[i] > 0]
+        parts = [
+            Assignment(name, rows[i], factors[rows[i], i]) for i, name in enumerate(names) if spreads[i] > 0
+        ]
         images = apply(images, parts)
     return images
 
@@ -359,7 +371,9 @@ def erase(
     rows, boxes = rows[found], boxes[found]
     means = np.array(_per_channel(mean, images.shape[1]))
     if mode == "const" or not len(rows):
-        return apply(images, [Part("Cutout", rows, boxes)], tuple(np.rint(255 * means).astype(int).tolist()))
+        return apply(
+            images, [Assignment("Cutout", rows, boxes)], tuple(np.rint(255 * means).astype(int).tolist())
+        )
     deviations = np.array(_per_channel(std, images.shape[1]))
     levels = np.rint(255 * (means[:, None] + deviations[:, None] * _normal_quantiles()))
     seeds = (draw.uniform("noise")[rows, 0] * 2.0**53).astype(np.int64)
@@ -415,7 +429,7 @@ def _one(name: str, images: Tensor, amounts: Amounts, fill: Fill, interpolation:
         raise InputError(
             f"{name}: {len(amounts)} amounts for {len(images)} images; give one, or one for each"
         )
-    return apply(images, [Part(name, np.arange(len(images)), amounts, interpolation)], fill)
+    return apply(images, [Assignment(name, np.arange(len(images)), amounts, interpolation)], fill)
 
 
 def _tensor(amounts: Amounts, images: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -19,12 +18,12 @@ from PIL import Image
 from vitkit.data.fetch import BadImages, check_choice
 from vitkit.data.images import FORMATS, ORIENTATION, read_image
 from vitkit.data.open import MANIFEST, open_data, open_splits
-from vitkit.data.parts import Progress, Unreadable, work_through
 from vitkit.data.sources.files import find_files, is_url
 from vitkit.data.sources.labels import parse_names
-from vitkit.data.sources.source import Picture, Source, Subset, match_classes, read_file
+from vitkit.data.sources.source import Picture, Source, fingerprint, match_classes, read_file
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import MADE
+from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError
 from vitkit.files import written_whole
 
@@ -90,7 +89,7 @@ def pack(
             "classes are named by numbers that are not their places: labels are names in .txt, not in .cls"
         )
     settings = {"to": to, "size": size, "quality": quality, "images_per_shard": images_per_shard}
-    content = {part.split: _content_key(part, spec) for part in sources}
+    content = {part.split: fingerprint(part) for part in sources}
     manifest = {"source": str(spec), "settings": settings, "content": content, "complete": False}
     lines = _lines(names)
     with _alone_in(folder):
@@ -407,24 +406,6 @@ def _sum(split: str, records: dict[str, Any]) -> dict[str, Any]:
     parts = [record for record in records.values() if record["split"] == split]
     counts = {name: sum(record[name] for record in parts) for name in ("images", "shrunk", "bytes")}
     return {"split": split, "shards": len(parts), **counts}
-
-
-def _content_key(source: Source, spec: DataSpec) -> str:
-    """Return a text that changes when images, labels or names of classes of a source do."""
-    digest = hashlib.blake2b(json.dumps(source.class_names).encode(), digest_size=16)
-    digest.update(source.labels.tobytes())
-    inner, indices = source, np.arange(len(source))
-    while isinstance(inner, Subset):
-        indices = inner.indices[indices]
-        inner = inner.source
-    if inner.images is not None:
-        digest.update(np.ascontiguousarray(inner.images[indices]).data)
-    elif (keys := inner.content_keys()) is not None:
-        for index in indices:
-            digest.update(keys[index].encode("utf-8", "surrogateescape"))
-    else:
-        digest.update(str(spec).encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
 
 
 def _numbers_mislead(class_names: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from vitkit.config import convert, describe
 from vitkit.data import crops
 from vitkit.errors import InputError, did_you_mean
+from vitkit.models.configs import Preprocessing
 
 # What workers do to one image: function(image, random, ...) -> image.
 IMAGE_STEPS: dict[str, Callable[..., Any]] = {
@@ -240,3 +241,15 @@ def _write(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         return ("x" if name == "size" else "/").join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def evaluation_pipeline(preprocessing: Preprocessing) -> Pipeline:
+    """Return the steps that measuring takes: resize, or resize the shorter side and crop the centre, as a model states it."""
+    size, interpolation = preprocessing.size, ("interpolation", preprocessing.interpolation)
+    if preprocessing.crop_fraction is None:
+        return Pipeline(image=(Step("resize", (("size", size), interpolation)),))
+    rows, columns = (math.floor(side / preprocessing.crop_fraction) for side in size)
+    small = ("size", rows if rows == columns else (rows, columns))
+    return Pipeline(
+        image=(Step("resize_small", (small, interpolation)), Step("central_crop", (("size", size),)))
+    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data.draws import Draw
-from vitkit.data.operations import Fill, Interpolation, Part, apply
+from vitkit.data.operations import Assignment, Fill, Interpolation, apply
 from vitkit.errors import InputError, did_you_mean
 
 # Operations whose direction is drawn.
@@ -58,7 +58,7 @@ def randaugment(images: Tensor, draw: Draw, layers: int = 2, magnitude: float = 
             elif name == "Cutout":
                 centre = centres[rows, layer]
                 amounts = np.concatenate([centre - amounts[:, None], centre + amounts[:, None]], axis=1)
-            parts.append(Part(name, rows, amounts))
+            parts.append(Assignment(name, rows, amounts))
         images = apply(images, parts, fill=128)
     return images
 
@@ -191,15 +191,15 @@ def timm_randaugment(
     seconds = draw.uniform("interpolation", layers) < 0.5
     sides = {"TranslateX": images.shape[-1], "TranslateY": images.shape[-2]}
     for layer in range(layers):
-        parts: list[Part] = []
+        parts: list[Assignment] = []
         for name, rows in _members(names, operations[:, layer]):
             amounts = levels[name](magnitudes[rows, layer], signs[rows, layer]) * sides.get(name, 1)
             if name in SIGNED:
                 second = seconds[rows, layer]
-                parts.append(Part(name, rows[~second], amounts[~second], kinds[0]))
-                parts.append(Part(name, rows[second], amounts[second], kinds[1]))
+                parts.append(Assignment(name, rows[~second], amounts[~second], kinds[0]))
+                parts.append(Assignment(name, rows[second], amounts[second], kinds[1]))
             else:
-                parts.append(Part(name, rows, amounts))
+                parts.append(Assignment(name, rows, amounts))
         images = apply(images, parts, fill)
     return images
 
@@ -354,7 +354,7 @@ def autoaugment(
         for name in sorted({pair[turn][0] for pair in pairs}):
             rows = np.flatnonzero(happens & (names == name))
             parts.append(
-                Part(name, rows, ranges.amounts(name, steps[rows], signs[rows, turn]), interpolation)
+                Assignment(name, rows, ranges.amounts(name, steps[rows], signs[rows, turn]), interpolation)
             )
         images = apply(images, parts, fill)
     return images
@@ -369,7 +369,7 @@ def trivialaugment(
     steps = np.floor(draw.uniform("strength")[:, 0] * ranges.steps).astype(int)
     signs = np.where(draw.uniform("sign")[:, 0] < 0.5, -1.0, 1.0)
     parts = [
-        Part(name, rows, ranges.amounts(name, steps[rows], signs[rows]), interpolation)
+        Assignment(name, rows, ranges.amounts(name, steps[rows], signs[rows]), interpolation)
         for name, rows in _members(TRIVIAL, operations)
         if name != "Identity"
     ]

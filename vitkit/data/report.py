@@ -17,10 +17,10 @@ from PIL import Image
 from vitkit.data.decode import decode
 from vitkit.data.images import FORMATS
 from vitkit.data.open import JOINT, open_data, open_splits
-from vitkit.data.parts import Progress, Unreadable, work_through
-from vitkit.data.sheet import count_classes, spread, write_sheet
-from vitkit.data.sources.source import Picture, Source
+from vitkit.data.sheet import write_sheet
+from vitkit.data.sources.source import Picture, Source, count_classes, spread
 from vitkit.data.spec import DataSpec, as_spec
+from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.decode import decode
-from vitkit.data.parts import Unreadable, work_through
-from vitkit.data.sources.source import Picture, Source
+from vitkit.data.sources.source import Picture, Source, count_classes, spread
 from vitkit.data.splits import counted
+from vitkit.data.threads import Unreadable, work_through
 from vitkit.figures.sheets import TILE, TILES, Row, contact_sheet
 from vitkit.figures.tiles import fit_tile, name_class
 from vitkit.files import written_whole
@@ -48,18 +48,6 @@ def _members(source: Source, number: int) -> np.ndarray:
     has = source.labels[:, number] if source.has_several_labels else source.labels == number
     members = np.flatnonzero(has)
     return members[spread(len(members), TILES)]
-
-
-def count_classes(source: Source) -> np.ndarray:
-    """Return the number of images of each class: (classes,)."""
-    if source.has_several_labels:
-        return np.asarray(source.labels.sum(0))
-    return np.bincount(source.labels, minlength=source.num_classes)
-
-
-def spread(length: int, most: int) -> np.ndarray:
-    """Return up to `most` of the places 0 to length - 1, evenly spread."""
-    return np.arange(length) if length <= most else np.arange(most) * length // most
 
 
 def _tile(picture: Picture) -> Image.Image:

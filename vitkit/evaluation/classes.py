@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitkit.data.sheet import count_classes
 from vitkit.data.sources.labels import clean
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Source, count_classes
 from vitkit.data.splits import counted, listed
 from vitkit.errors import InputError, did_you_mean
 from vitkit.evaluation.imagenet import WORDNET_IDS, imagenet_places

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.evaluation import evaluation_pipeline
 from vitkit.data.fetch import BadImages
 from vitkit.data.loader import EvaluationLoader
 from vitkit.data.operations import normalize
+from vitkit.data.pipeline import evaluation_pipeline
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.evaluation.metrics import mean_average_precision

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from vitkit.data.cache import cache_folder
-from vitkit.data.evaluation import evaluation_pipeline
 from vitkit.data.loader import EvaluationLoader
-from vitkit.data.memory import Decoded
 from vitkit.data.open import Data, open_data
 from vitkit.data.operations import normalize
-from vitkit.data.sources.source import Source, Subset, shared_images
+from vitkit.data.pipeline import evaluation_pipeline
+from vitkit.data.sources.source import Source, fingerprint, shared_images
 from vitkit.data.splits import Default
 from vitkit.errors import InputError
 from vitkit.files import written_whole
@@ -323,20 +322,7 @@ def _key(predictor: Predictor, source: Source) -> str:
         if not name.startswith(HEAD):  # features don't depend on it
             digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    inner, indices = source, np.arange(len(source))
-    while isinstance(inner, Subset | Decoded):
-        indices = inner.indices[indices] if isinstance(inner, Subset) else indices
-        inner = inner.source
-    if inner.images is not None:
-        digest.update(repr(inner.images.shape[1:]).encode())
-        digest.update(np.ascontiguousarray(inner.images[indices]).data)
-    elif (keys := inner.content_keys()) is not None:
-        for index in indices:
-            digest.update(keys[index].encode("utf-8", "surrogateescape"))
-    else:  # generated, or in a library's own store: known by its settings and labels
-        settings = {name: value for name, value in vars(inner).items() if isinstance(value, str | int)}
-        digest.update(repr((type(inner).__name__, sorted(settings.items()))).encode())
-        digest.update(indices.tobytes() + np.ascontiguousarray(source.labels).tobytes())
+    digest.update(fingerprint(source, labelled=False).encode())
     return digest.hexdigest()
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from vitkit.data.decode import decode
-from vitkit.data.parts import Unreadable, work_through
 from vitkit.data.sources.source import Picture, Source
+from vitkit.data.threads import Unreadable, work_through
 from vitkit.errors import InputError
 from vitkit.evaluation.classification import Classification
 from vitkit.evaluation.metrics import (

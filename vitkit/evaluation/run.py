@@ -14,10 +14,10 @@ import torch
 
 from vitkit.data.fetch import check_choice
 from vitkit.data.open import Data, open_data
-from vitkit.data.parts import Progress
 from vitkit.data.sources.folder import scan
 from vitkit.data.sources.source import Source, Subset
 from vitkit.data.spec import as_spec
+from vitkit.data.threads import Progress
 from vitkit.errors import InputError
 from vitkit.evaluation.classes import Among, Head, Matching, match, read_mapping
 from vitkit.evaluation.classification import Classification

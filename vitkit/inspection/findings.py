@@ -19,11 +19,10 @@ from torch import Tensor
 from vitkit.data.fetch import check_choice
 from vitkit.data.images import EXTENSIONS, find_images, prepare
 from vitkit.data.open import BUILT_IN, open_data
-from vitkit.data.parts import Progress, Unreadable, work_through
-from vitkit.data.sheet import spread
-from vitkit.data.sources.source import Files, Picture, Source
+from vitkit.data.sources.source import Files, Picture, Source, spread
 from vitkit.data.sources.vision import DATA_SETS
 from vitkit.data.spec import DataSpec
+from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError, did_you_mean
 from vitkit.figures import maps as pictures
 from vitkit.inspection import (

@@ -11,7 +11,7 @@ from typing import Any
 from vitkit import __version__
 from vitkit.config import to_dict
 from vitkit.costs import cost_of
-from vitkit.data.parts import Progress
+from vitkit.data.threads import Progress
 from vitkit.errors import InputError
 from vitkit.figures import numbers
 from vitkit.figures.maps import distance_table, sentence

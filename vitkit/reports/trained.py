@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitkit.data.open import open_data
-from vitkit.data.parts import Progress
+from vitkit.data.threads import Progress
 from vitkit.errors import InputError
 from vitkit.figures.maps import sentence
 from vitkit.inspection.findings import Findings, Rollout, examine, examine_weights

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from vitkit.data.draws import Draw
-from vitkit.data.evaluation import evaluation_pipeline
 from vitkit.data.fetch import BadImages
 from vitkit.data.loader import EvaluationLoader
+from vitkit.data.pipeline import evaluation_pipeline
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing

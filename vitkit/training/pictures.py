@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from vitkit.data.draws import Draw
-from vitkit.data.evaluation import evaluation_pipeline
 from vitkit.data.fetch import MOST_REPLACEMENTS
 from vitkit.data.loader import EvaluationLoader
-from vitkit.data.sheet import spread
-from vitkit.data.sources.source import Source, Subset
+from vitkit.data.pipeline import evaluation_pipeline
+from vitkit.data.sources.source import Source, Subset, spread
 from vitkit.errors import InputError
 from vitkit.figures.sheets import column_sheet
 from vitkit.files import written_whole

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from vitkit.config import from_dict, merge, to_dict
-from vitkit.data.parts import Unreadable
 from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
+from vitkit.data.threads import Unreadable
 from vitkit.errors import InputError
 from vitkit.predictor import choose_device
 from vitkit.runs import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from vitkit.data.sources.vtab import TASKS
 from vitkit.data.splits import counted
-from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.evaluation.features import mean_and_spread
 from vitkit.evaluation.run import evaluate

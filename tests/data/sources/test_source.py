@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from vitkit.data.sources.source import Files, Source, match_classes, take
+from vitkit.data.memory import in_memory
+from vitkit.data.open import open_data
+from vitkit.data.sources.source import Files, Source, fingerprint, match_classes, take
 from vitkit.data.spec import parse_spec
 from vitkit.errors import InputError
 
@@ -83,3 +89,30 @@ def test_a_class_without_a_match_is_an_error_only_where_it_has_images() -> None:
 
 def test_a_source_without_notes_has_none() -> None:
     assert Source.notes == ()
+
+
+def test_a_fingerprint_changes_with_the_images_alone(tmp_path: Path) -> None:
+    for number, name in enumerate("aabb"):
+        (tmp_path / f"train/{name}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(tmp_path / f"train/{name}/{number}.png")
+    spec = f"{tmp_path}:train"
+    source = open_data(spec)
+    first = fingerprint(source)
+    assert first == fingerprint(open_data(spec)) == fingerprint(in_memory(source))
+    assert fingerprint(open_data(f"{spec}[:2]")) != first
+    renamed = match_classes(source, ["b", "a"])
+    assert fingerprint(renamed) != first
+    assert fingerprint(renamed, labelled=False) == fingerprint(source, labelled=False)
+    assert isinstance(source, Files)
+    os.utime(source.paths[0], ns=(1, 1))
+    assert fingerprint(open_data(spec)) != first
+
+
+def test_a_fingerprint_knows_pixels_and_settings() -> None:
+    specs = [
+        "digits:val", "digits:val[:50]", "digits:val[50:100]", "shapes:val[:50]", "shapes:val[50:100]",
+        "shapes:val[:50,size=16]", "shapes:val[:50,label=count]", "shapes:test[:50]",
+    ]  # fmt: skip
+    found = [fingerprint(open_data(spec)) for spec in specs]
+    assert len({*found}) == len(specs)
+    assert found == [fingerprint(open_data(spec)) for spec in specs]

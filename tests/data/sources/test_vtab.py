@@ -18,8 +18,8 @@ from vitkit.data.open import open_data
 from vitkit.data.sources import vtab
 from vitkit.data.sources.source import Files, Source, Subset
 from vitkit.data.sources.vision import Patches, Pixels
+from vitkit.data.sources.vtab import TASKS, part_sizes
 from vitkit.data.spec import DataSpec
-from vitkit.data.vtab import TASKS, part_sizes
 from vitkit.errors import InputError
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -29,6 +28,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.sources.tar import list_members
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
+from vitkit.data.threads import map_in_order
 from vitkit.errors import InputError
 
 # KEY.SUFFIX, the key up to the first dot of the file's name: what webdataset groups by.
@@ -130,8 +130,8 @@ def open_shards(
 
 def index_shards(urls: Sequence[str]) -> dict[str, Index]:
     """Return the index of each shard, from the cache where the shard hasn't changed."""
-    with ThreadPoolExecutor(min(16, len(urls))) as pool:
-        return dict(zip(urls, pool.map(_index, urls), strict=True))
+    threads = min(16, len(urls))  # which wait for disks and servers more than for cores
+    return dict(zip(urls, map_in_order(_index, urls, threads=threads), strict=True))
 
 
 def _index(url: str) -> Index:

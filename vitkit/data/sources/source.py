@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -153,6 +155,38 @@ class Subset(Source):
     def where(self, index: int) -> str:
         return self.source.where(int(self.indices[index]))
 
+    def content_keys(self) -> list[str] | None:
+        keys = self.source.content_keys()
+        return None if keys is None else [keys[index] for index in self.indices]
+
+
+def fingerprint(source: Source, *, labelled: bool = True) -> str:
+    """Return a text that is the same for the same images, and changes when one of them, or their order, does.
+
+    Files are known by place, size and time, images in memory by their pixels, others by the settings of their source.
+    labelled: whether labels and names of classes count too.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    keys = source.content_keys()
+    if keys is not None:
+        for key in keys:
+            digest.update(key.encode("utf-8", "surrogateescape") + b"\n")
+    elif source.images is not None:
+        digest.update(repr(source.images.shape).encode())
+        digest.update(np.ascontiguousarray(source.images).data)
+    else:  # generated, or in a library's own store
+        inner, indices = source, np.arange(len(source))
+        while isinstance(inner, Subset):
+            indices = inner.indices[indices]
+            inner = inner.source
+        settings = {name: value for name, value in vars(inner).items() if isinstance(value, str | int)}
+        digest.update(repr((type(inner).__name__, sorted(settings.items()))).encode() + indices.tobytes())
+        digest.update(np.ascontiguousarray(source.labels).tobytes())
+    if labelled:
+        digest.update(json.dumps(source.class_names).encode())
+        digest.update(np.ascontiguousarray(source.labels).tobytes())
+    return digest.hexdigest()
+
 
 def take(source: Source, spec: DataSpec) -> Source:
     """Return the part of a source that a spec's slice and shots ask for."""
@@ -217,11 +251,21 @@ def match_classes(source: Source, classes: Sequence[str]) -> Source:
     return matched
 
 
+def count_classes(source: Source) -> np.ndarray:
+    """Return the number of images of each class: (classes,)."""
+    if source.has_several_labels:
+        return np.asarray(source.labels.sum(0))
+    return np.bincount(source.labels, minlength=source.num_classes)
+
+
+def spread(length: int, most: int) -> np.ndarray:
+    """Return up to `most` of the places 0 to length - 1, evenly spread."""
+    return np.arange(length) if length <= most else np.arange(most) * length // most
+
+
 def _present(source: Source) -> np.ndarray:
     """Return which classes have images: bool (classes,)."""
-    if source.has_several_labels:
-        return np.asarray(source.labels.any(0))
-    return np.bincount(source.labels, minlength=source.num_classes) > 0
+    return count_classes(source) > 0
 
 
 def choose_shots(labels: np.ndarray, shots: int, seed: int, class_names: Sequence[str]) -> np.ndarray:

@@ -1,14 +1,17 @@
-"""VTAB-1k's tasks: the lists that people share, or splits cut from raw data by the same rules, and marked as such."""
+"""VTAB-1k: its 19 tasks as facts, and their images, from the lists that people share or cut from raw data by its rules."""
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,29 +21,156 @@ from vitkit.data.sources.source import Absent, Files, Source, Subset
 from vitkit.data.sources.vision import open_vision
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default
-from vitkit.data.vtab import (
-    CLEVR_FEWEST,
-    KITTI_VEHICLES,
-    PREFIX,
-    SPLITS,
-    TASKS,
-    TRAINING,
-    Part,
-    Slice,
-    Task,
-    clevr_count,
-    clevr_distance,
-    find_task,
-    kitti_distance,
-    part_sizes,
-    slices,
-)
 from vitkit.errors import InputError, did_you_mean
 
 UNOFFICIAL = "not the official images"
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 CALTECH_SHOTS = 30
 "Training images of each class of Caltech101; the rest is its test part."
+Group = Literal["Natural", "Specialized", "Structured"]
+Stored = Literal["train", "validation", "test"]
+
+PREFIX = "vtab/"
+"How DATA names a task: vtab/TASK."
+# Name of each split -> its images; test is the task's own.
+TRAINING = {"train800": 800, "val200": 200, "train800val200": 1000}
+SPLITS = (*TRAINING, "test")
+
+
+class Cut(NamedTuple):
+    """Which stored parts of the raw data val and test are cut from; train is always the first of the stored train."""
+
+    val: Stored
+    test: Stored
+
+
+THREE = Cut("validation", "test")
+HELD_OUT = Cut("train", "test")
+CLEVR = Cut("train", "validation")  # its stored test has no labels
+ONE = Cut("train", "train")
+HALVES = Cut("test", "test")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of the table."""
+
+    title: str
+    group: Group
+    num_classes: int
+    sizes: tuple[int, int, int]
+    "Images of the full train, val and test splits."
+    cut: Cut
+    image: tuple[int, int] | None = None
+    "Height and width of its images, where all have one size."
+    folder: str = ""
+    "Its name in the folders that people share, where it isn't ours."
+    flip: bool = True
+    "Whether training may mirror images: not where left and right are the answer."
+    crop: bool = True
+    "Whether training may cut images: not where what is cut off may be the answer."
+
+
+TASKS: dict[str, Task] = {
+    "caltech101": Task("Caltech101", "Natural", 102, (2754, 306, 6084), HELD_OUT),
+    "cifar100": Task("CIFAR-100", "Natural", 100, (45000, 5000, 10000), HELD_OUT, (32, 32), "cifar"),
+    "dtd": Task("DTD", "Natural", 47, (1880, 1880, 1880), THREE),
+    "flowers102": Task("Flowers102", "Natural", 102, (1020, 1020, 6149), THREE, None, "oxford_flowers102"),
+    "pets": Task("Pets", "Natural", 37, (2944, 736, 3669), HELD_OUT, None, "oxford_iiit_pet"),
+    "sun397": Task("Sun397", "Natural", 397, (76128, 10875, 21750), THREE),
+    "svhn": Task("SVHN", "Natural", 10, (65931, 7326, 26032), HELD_OUT, (32, 32)),
+    "camelyon": Task("Camelyon", "Specialized", 2, (262144, 32768, 32768), THREE, (96, 96), "patch_camelyon"),
+    "eurosat": Task("EuroSAT", "Specialized", 10, (16200, 5400, 5400), ONE, (64, 64)),
+    "resisc45": Task("Resisc45", "Specialized", 45, (18900, 6300, 6300), ONE, (256, 256)),
+    "retinopathy": Task(
+        "Retinopathy", "Specialized", 5, (35126, 10906, 42670), THREE, None, "diabetic_retinopathy"
+    ),
+    "clevr_count": Task("Clevr-Count", "Structured", 8, (63000, 7000, 15000), CLEVR, crop=False),
+    "clevr_dist": Task("Clevr-Dist", "Structured", 6, (63000, 7000, 15000), CLEVR, crop=False),
+    "dmlab": Task("DMLab", "Structured", 6, (65550, 22628, 22735), THREE, (360, 480), crop=False),
+    "dsprites_loc": Task(
+        "dSpr-Loc", "Structured", 16, (589824, 73728, 73728), ONE, (64, 64), flip=False, crop=False
+    ),
+    "dsprites_ori": Task("dSpr-Ori", "Structured", 16, (589824, 73728, 73728), ONE, (64, 64), flip=False),
+    "kitti": Task("KITTI-Dist", "Structured", 4, (6347, 423, 711), THREE, crop=False),
+    "smallnorb_azi": Task(
+        "sNORB-Azim", "Structured", 18, (24300, 12150, 12150), HALVES, (96, 96), flip=False
+    ),
+    "smallnorb_ele": Task("sNORB-Elev", "Structured", 9, (24300, 12150, 12150), HALVES, (96, 96)),
+}
+
+
+class Slice(NamedTuple):
+    """Images of a stored part of the raw data, in its order."""
+
+    part: Stored
+    start: int
+    stop: int
+
+
+def slices(task: Task) -> dict[str, tuple[Slice, ...]]:
+    """Return where each split of a task is in the stored parts of its raw data."""
+    train, val, test = task.sizes
+    first = train if task.cut.val == "train" else 0
+    begin = (train if task.cut.test == "train" else 0) + (val if task.cut.test == task.cut.val else 0)
+    train800, val200 = Slice("train", 0, 800), Slice(task.cut.val, first, first + 200)
+    return {
+        "train800": (train800,),
+        "val200": (val200,),
+        "train800val200": (train800, val200),
+        "test": (Slice(task.cut.test, begin, begin + test),),
+    }
+
+
+def part_sizes(task: Task) -> Counter[Stored]:
+    """Return how many images of each stored part a task's full splits take."""
+    counts: Counter[Stored] = Counter()
+    parts: tuple[Stored, ...] = ("train", *task.cut)
+    for part, size in zip(parts, task.sizes, strict=True):
+        counts[part] += size
+    return counts
+
+
+def find_task(name: str) -> str:
+    """Return our name of a task, from it or from that of the folders that people share."""
+    names = {**{task.folder: ours for ours, task in TASKS.items() if task.folder}, **{n: n for n in TASKS}}
+    if name not in names:
+        hint = did_you_mean(name, names) or f"; there are {', '.join(TASKS)}"
+        raise InputError(f"VTAB has no task {name!r}{hint}")
+    return names[name]
+
+
+# A label is the number of the last of these that lies below the distance.
+CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
+KITTI_METRES = (-100.0, 8.0, 20.0, 999.0)
+KITTI_VEHICLES = ("Car", "Van", "Truck")
+NO_VEHICLE = 1000.0
+CLEVR_FEWEST = 3
+"Objects of the emptiest scene."
+
+
+def clevr_count(num_objects: int) -> int:
+    """Return Clevr-Count's label: scenes have 3 to 10 objects."""
+    return num_objects - CLEVR_FEWEST
+
+
+def clevr_distance(depths: Iterable[float]) -> int:
+    """Return Clevr-Dist's label from the depths of all objects (`pixel_coords[2]`): the nearest counts."""
+    return _last_below(CLEVR_DEPTHS, min(depths))
+
+
+def kitti_distance(metres: Iterable[float]) -> int:
+    """Return KITTI-Dist's label from the distances of cars, vans and trucks (`location[2]`); there may be none."""
+    return _last_below(KITTI_METRES, min([*metres, NO_VEHICLE]))
+
+
+def dsprites_bin(value: int, num_values: int) -> int:
+    """Return dSprites' label: a factor's value (32 x positions, 40 orientations) as one of 16 bins."""
+    return value * TASKS["dsprites_loc"].num_classes // num_values
+
+
+def _last_below(thresholds: tuple[float, ...], distance: float) -> int:
+    return bisect.bisect_left(thresholds, distance) - 1
 
 
 def open_vtab(spec: DataSpec, default: Default) -> Source:
@@ -192,7 +322,7 @@ def _derive(name: str, splits: Sequence[str], root: Path) -> Source:
     return pieces[0] if len(pieces) == 1 else Joined(pieces)
 
 
-def _piece(name: str, piece: Slice, open_part: Callable[[Path, Part], Source], root: Path) -> Subset:
+def _piece(name: str, piece: Slice, open_part: Callable[[Path, Stored], Source], root: Path) -> Subset:
     task, source = TASKS[name], open_part(root, piece.part)
     size = part_sizes(task)[piece.part]
     if len(source) < size or source.num_classes != task.num_classes:
@@ -224,38 +354,28 @@ class Joined(Source):
         return part.where(place)
 
     def content_keys(self) -> list[str] | None:
-        found: list[str] = []
-        for part in self.parts:
-            inner: Source = part
-            indices = np.arange(len(part))
-            while isinstance(inner, Subset):
-                indices = inner.indices[indices]
-                inner = inner.source
-            keys = inner.content_keys()
-            if keys is None:
-                return None
-            found += [keys[index] for index in indices]
-        return found
+        keys = [part.content_keys() for part in self.parts]
+        return [key for found in keys for key in found or ()] if None not in keys else None
 
     def _find(self, index: int) -> tuple[Source, int]:
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
         return self.parts[number], int(index - self.starts[number])
 
 
-def _vision(name: str, parts: dict[Part, str], root: Path, part: Part) -> Source:
+def _vision(name: str, parts: dict[Stored, str], root: Path, part: Stored) -> Source:
     """Return a stored part of one of torchvision's data sets."""
     return open_vision(DataSpec(name, parts[part], root=str(root)), "train")
 
 
-def _sun397(root: Path, part: Part) -> Source:
+def _sun397(root: Path, part: Stored) -> Source:
     whole = _vision("sun397", {"train": "all"}, root, "train")
     assert isinstance(whole, Files)
     return _third("sun397", whole, part)
 
 
-def _third(name: str, whole: Files, part: Part) -> Source:
+def _third(name: str, whole: Files, part: Stored) -> Source:
     """Return train, validation or test of data that is stored as one, by VTAB's sizes."""
-    parts: tuple[Part, ...] = ("train", "validation", "test")
+    parts: tuple[Stored, ...] = ("train", "validation", "test")
     ends = np.minimum(np.cumsum([0, *TASKS[name].sizes]), len(whole))
     place = parts.index(part)
     return _some(whole, Shuffle(len(whole), 0, f"vtab/{name}")[np.arange(ends[place], ends[place + 1])])
@@ -266,7 +386,7 @@ def _some(whole: Files, indices: np.ndarray) -> Files:
     return Files(whole.name, whole.split, whole.class_names, whole.labels[indices], paths)
 
 
-def _caltech101(root: Path, part: Part) -> Source:
+def _caltech101(root: Path, part: Stored) -> Source:
     """Torchvision leaves the background out, which is one of VTAB's classes."""
     folder = root / "caltech101" / "101_ObjectCategories"
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -284,7 +404,7 @@ def _caltech101(root: Path, part: Part) -> Source:
     return _some(source, np.flatnonzero(is_train if part == "train" else ~is_train))
 
 
-def _clevr(task: str, root: Path, part: Part) -> Source:
+def _clevr(task: str, root: Path, part: Stored) -> Source:
     folder, split = root / "clevr" / "CLEVR_v1.0", {"train": "train", "validation": "val"}[part]
     path = folder / "scenes" / f"CLEVR_{split}_scenes.json"
     try:
@@ -304,7 +424,7 @@ def _clevr(task: str, root: Path, part: Part) -> Source:
     return Files(task, split, names, np.array(labels, np.int64), files)
 
 
-def _kitti(root: Path, part: Part) -> Source:
+def _kitti(root: Path, part: Stored) -> Source:
     folder = root / "Kitti" / "raw" / "training"
     files, labels = [], []
     for path in sorted((folder / "label_2").glob("*.txt")):
@@ -318,10 +438,10 @@ def _kitti(root: Path, part: Part) -> Source:
     return _third("kitti", Files("kitti", part, names, np.array(labels, np.int64), files), part)
 
 
-_TWO: dict[Part, str] = {"train": "train", "test": "test"}
-_STORED: dict[Part, str] = {"train": "train", "validation": "val", "test": "test"}
+_TWO: dict[Stored, str] = {"train": "train", "test": "test"}
+_STORED: dict[Stored, str] = {"train": "train", "validation": "val", "test": "test"}
 # Raw data that a task can be cut from: where it is, as torchvision lays it out, and how a stored part is opened.
-RAW: dict[str, tuple[str, Callable[[Path, Part], Source]]] = {
+RAW: dict[str, tuple[str, Callable[[Path, Stored], Source]]] = {
     "caltech101": ("caltech101/101_ObjectCategories/", _caltech101),
     "cifar100": ("cifar-100-python/", partial(_vision, "cifar100", _TWO)),
     "dtd": ("dtd/dtd/", partial(_vision, "dtd", _STORED)),

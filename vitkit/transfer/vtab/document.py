@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.sources.vtab import UNOFFICIAL
+from vitkit.data.sources.vtab import TASKS, UNOFFICIAL
 from vitkit.data.splits import counted
-from vitkit.data.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.figures.bars import Bar, bars
 from vitkit.transfer.vtab.protocols import in_words

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitkit.config import merge
+from vitkit.data.sources.vtab import TRAINING
 from vitkit.data.splits import counted
-from vitkit.data.vtab import TRAINING
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import ModelConfig, write_size
 from vitkit.transfer.config import part_changes

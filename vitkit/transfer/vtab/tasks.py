@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import get_args
 
 from vitkit.data.sources.source import shared_images
-from vitkit.data.sources.vtab import Absent, open_task
+from vitkit.data.sources.vtab import PREFIX, SPLITS, TASKS, Absent, Group, Task, find_task, open_task
 from vitkit.data.splits import counted
-from vitkit.data.vtab import PREFIX, SPLITS, TASKS, Group, Task, find_task
 from vitkit.errors import InputError
 
 GROUPS: tuple[Group, ...] = get_args(Group)

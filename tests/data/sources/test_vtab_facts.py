@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitkit.data.vtab import (
+from vitkit.data.sources.vtab import (
     TASKS,
     clevr_count,
     clevr_distance,

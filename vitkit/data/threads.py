@@ -1,0 +1,77 @@
+"""Work by threads whose results come in order: any function over any items, or over the images of a source."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from vitkit.data.sources.source import Picture, Source, what_is_wrong
+from vitkit.errors import InputError
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+Progress = Callable[[int, int], None]
+"Told how many images are done, and of how many."
+_CHUNK = 16
+
+
+class Unreadable(NamedTuple):
+    """An image that can't be read."""
+
+    image: str
+    reason: str
+
+
+def map_in_order(
+    function: Callable[[Item], Value],
+    items: Iterable[Item],
+    *,
+    threads: int | None = None,
+    ahead: int | None = None,
+) -> Iterator[Value]:
+    """Yield function(item) for each item, in order, computed by threads.
+
+    threads: one for each core, 16 at most, unless given.
+    ahead: how many items are begun before the first result is taken, which bounds memory; twice the threads, unless given.
+    """
+    threads = threads or min(16, os.cpu_count() or 1)
+    ahead = 2 * threads if ahead is None else ahead
+    pool = ThreadPoolExecutor(threads)
+    waiting: deque[Future[Value]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:  # also where the caller stops early
+        pool.shutdown(cancel_futures=True)
+
+
+def work_through(
+    source: Source, indices: np.ndarray, function: Callable[[Picture], Value]
+) -> Iterator[tuple[int, Value | Unreadable]]:
+    """Yield each index, in order, with what threads made of its picture; an InputError makes it unreadable."""
+
+    def work(part: np.ndarray) -> list[tuple[int, Value | Unreadable]]:
+        rendered = source.render(part)
+        done: list[tuple[int, Value | Unreadable]] = []
+        for place, index in enumerate(part.tolist()):
+            try:
+                picture = source.read(index) if rendered is None else rendered[place]
+                done.append((index, function(picture)))
+            except InputError as error:
+                where = source.where(index)
+                done.append((index, Unreadable(where, what_is_wrong(where, error))))
+        return done
+
+    # Chunks, because generated images are rendered faster together.
+    chunks = (indices[start : start + _CHUNK] for start in range(0, len(indices), _CHUNK))
+    for done in map_in_order(work, chunks):
+        yield from done
