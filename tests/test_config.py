@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
@@ -13,8 +13,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vitkit.config import (
+    Bounds,
+    Count,
+    Rate,
+    admitted_values,
+    check_bounds,
     convert,
-    describe,
     from_dict,
     meanings,
     merge,
@@ -228,7 +232,7 @@ def test_override_replaces_and_keeps() -> None:
     assert override(sample, {"maybe": 1}, "here") == Sample(1, rate=0.25, maybe=1.0)
     assert override(sample, {"maybe": None, "size": [2, 2]}, "here") == Sample(1, rate=0.25, size=(2, 2))
     assert sample == Sample(1, rate=0.25)
-    with pytest.raises(InputError, match="dropout must be at least 0 and below 1, not 1.0"):
+    with pytest.raises(InputError, match="dropout must be at least 0 and below 1, not 1"):
         override(ViTConfig(), {"dropout": 1}, "model")
 
 
@@ -240,7 +244,7 @@ def test_what_is_converted_stays_converted(hint: Any, sample: Sample) -> None:
         except TypeError:
             continue
         assert convert(once, hint) == once
-    assert describe(hint)
+    assert admitted_values(hint)
 
 
 def test_configs_are_frozen_and_compare_by_value() -> None:
@@ -265,7 +269,7 @@ def test_preprocessing_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"crop_fraction": 0.0}, "crop_fraction must be above 0 and at most 1, not 0.0"),
+        ({"crop_fraction": 0.0}, "crop_fraction must be above 0 and at most 1, not 0"),
         ({"crop_fraction": 1.1}, "crop_fraction must be above 0 and at most 1, not 1.1"),
         ({"mean": (0.5,)}, "mean and std need one number per channel, and std must be positive"),
         ({"std": (0.5, 0.5, 0.0)}, "mean and std need one number per channel, and std must be positive"),
@@ -360,11 +364,92 @@ def test_wrong_sections_are_refused(settings: dict[str, Any], message: str) -> N
         ("inception_crop(224)|flip|mixup(0.2)", "inception_crop(224)|flip|mixup(0.2)"),
         ("*.bias", "*.bias"),
         ("'1'", "1"),
+        ("2026-02-03", "2026-02-03"),
+        ("2026-02-30", "2026-02-30"),
+        ("0b_", "0b_"),
+        ("9" * 5000, "9" * 5000),
+        ("0x" + "f" * 5000, "0x" + "f" * 5000),
+        ("[" * 3000, "[" * 3000),
+        ("[" * 3000 + "]" * 3000, "[" * 3000 + "]" * 3000),
+        ("{a: " * 100 + "}" * 100, "{a: " * 100 + "}" * 100),
+        ("\x1b", "\x1b"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_values_of_changes(text: str, value: Any) -> None:
     [read] = merge({}, [f"a={text}"]).values()
     assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nseed: 0b_", "here, line 2: '0b_' is no number, or too large"),
+        (f"seed: {'9' * 5000}", f"here, line 1: '{'9' * 199}... is no number, or too large"),
+        ("a: " + "[" * 3000 + "]" * 3000, "here: nested more than 50 levels deep"),
+        ("a: " + "[" * 60 + "]" * 60, "here: nested more than 50 levels deep"),
+        ("a: &a {b: *a}", "here: nested more than 50 levels deep"),
+        ("a: \x1b", "here: unacceptable character #x001b: special characters are not allowed"),
+        (
+            "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(
+                f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]\n"
+                for name, below in zip("bcdefgh", "abcdefg", strict=True)
+            ),
+            "here: more than 100,000 values",
+        ),
+    ],
+    ids=["binary", "digits", "brackets", "levels", "circle", "escape", "aliases"],
+)
+def test_hostile_yaml_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_yaml(text, "here")
+    assert str(error.value) == message
+
+
+def test_long_values_are_shown_in_part() -> None:
+    assert (
+        refused({"count": "[" * 3000}) == f"count in sample.yaml is '{'[' * 199}...; expected a whole number"
+    )
+    assert refused({"rate": 10**400}).startswith("rate in sample.yaml is 1000")
+    assert refused({"name": 10**5000}) == "name in sample.yaml is a very large number; expected a text"
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Fields with bounds."""
+
+    depth: Count = 1
+    drop: Rate | None = None
+    size: Annotated[int | tuple[int, int], Bounds(above=0, at_most=9)] = 1
+    either: Count | Literal["auto"] = "auto"
+    rates: tuple[Rate, ...] = ()
+    free: float = 0.0
+    flag: bool = False
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"depth": 0}, "depth must be at least 1, not 0"),
+        ({"depth": 2**63}, f"depth must be below 2**63, not {2**63}"),
+        ({"drop": 1}, "drop must be at least 0 and below 1, not 1"),
+        ({"drop": float("nan")}, "drop must be at least 0 and below 1, not nan"),
+        ({"size": (9, 10)}, "size must be above 0 and at most 9, not 10"),
+        ({"either": -1}, "either must be at least 1, not -1"),
+        ({"rates": (0.5, 1.5)}, "rates must be at least 0 and below 1, not 1.5"),
+        ({"free": float("inf")}, "free must be finite, not inf"),
+    ],
+)
+def test_bounds_are_declared_with_the_field(settings: dict[str, Any], message: str) -> None:
+    for build in (lambda: Bounded(**settings), lambda: from_dict(Bounded, settings, "here")):
+        with pytest.raises(InputError) as error:
+            build()
+        assert str(error.value) == message
+    assert Bounded(drop=0.5, size=(1, 9), either=2, rates=(0.0,), flag=True)
 
 
 def test_changes_reach_into_sections_and_leave_the_rest() -> None:

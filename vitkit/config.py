@@ -6,13 +6,15 @@ import ast
 import dataclasses
 import functools
 import inspect
+import math
 import operator
 import re
 import textwrap
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 from vitkit.errors import InputError, did_you_mean
 
@@ -24,6 +26,88 @@ class DataclassInstance(Protocol):
 
 
 D = TypeVar("D", bound=DataclassInstance)
+
+MOST_BITS = 10_000
+"Of a whole number in a YAML text; Python refuses to print much larger ones."
+MOST_VALUES = 100_000
+MOST_LEVELS = 50
+"Size of a YAML text's values, aliases written out."
+MOST_CHARACTERS = 200
+"Values are shown up to this length in error messages."
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Numbers that a setting admits, declared with its field: `depth: Annotated[int, Bounds(at_least=1)]`.
+
+    They hold for each number of a tuple. Every number must be finite, and a whole one must fit into 64 bits.
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def __str__(self) -> str:
+        words = [
+            f"{field.name.replace('_', ' ')} {limit}"
+            for field in dataclasses.fields(self)
+            if (limit := getattr(self, field.name)) is not None
+        ]
+        return " and ".join(words) or "finite"
+
+    def admit(self, number: float) -> bool:
+        """Return whether a number lies within the bounds."""
+        return (
+            math.isfinite(number)
+            and (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise InputError if a value is a number outside of the bounds, or holds one."""
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, int) and number.bit_length() > 63:
+                raise InputError(f"{name} must be below 2**63, not {shown(number)}")
+            if isinstance(number, int | float) and not self.admit(number):
+                raise InputError(f"{name} must be {self}, not {shown(number).removesuffix('.0')}")
+
+
+Count = Annotated[int, Bounds(at_least=1)]
+CountOrZero = Annotated[int, Bounds(at_least=0)]
+Positive = Annotated[float, Bounds(above=0)]
+NotNegative = Annotated[float, Bounds(at_least=0)]
+Rate = Annotated[float, Bounds(at_least=0, below=1)]
+Share = Annotated[float, Bounds(above=0, below=1)]
+
+
+def check_bounds(config: DataclassInstance) -> None:
+    """Raise InputError if a number is outside of the bounds declared with its field."""
+    for name, bounds in _bounds(type(config)).items():
+        bounds.check(name, getattr(config, name))
+
+
+@functools.cache
+def _bounds(cls: type[DataclassInstance]) -> dict[str, Bounds]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: _find_bounds(hints[field.name]) or Bounds() for field in dataclasses.fields(cls)}
+
+
+def _find_bounds(hint: Any) -> Bounds | None:
+    """Return the bounds inside an annotation, such as those of `Count | Literal["auto"] | None`."""
+    if isinstance(hint, Bounds):
+        return hint
+    return next(filter(None, map(_find_bounds, typing.get_args(hint))), None)
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error message shows it: its start, if it is long."""
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return "a very large number"  # Python refuses to print it
+    text = repr(value)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
 def to_dict(config: DataclassInstance) -> dict[str, Any]:
@@ -77,8 +161,8 @@ def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], wh
             else:
                 checked[name] = convert(value, hints[name])
         except TypeError:
-            expected = describe(hints[name])
-            raise InputError(f"{name} in {where} is {value!r}; expected {expected}") from None
+            expected = admitted_values(hints[name])
+            raise InputError(f"{name} in {where} is {shown(value)}; expected {expected}") from None
     return checked
 
 
@@ -125,6 +209,8 @@ def convert(value: Any, hint: Any) -> Any:
             raise TypeError
         return tuple(convert(item, arg) for item, arg in zip(value, args, strict=True))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        if value.bit_length() > 1023:
+            raise TypeError  # larger than any float
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)  # 1e3
@@ -145,17 +231,17 @@ def _sides(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def describe(hint: Any) -> str:
-    """Say in words what values an annotation admits."""
+def admitted_values(hint: Any) -> str:
+    """Return in words what values an annotation admits."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(repr(arg) for arg in args)
     if origin in (Union, types.UnionType):
-        return " or ".join(describe(arg) for arg in args)
+        return " or ".join(admitted_values(arg) for arg in args)
     if args == (int, int):
         return "HEIGHTxWIDTH such as 224x160"
     if origin is tuple:
-        return "a list of " + " and ".join(describe(arg) for arg in args if arg is not Ellipsis)
+        return "a list of " + " and ".join(admitted_values(arg) for arg in args if arg is not Ellipsis)
     if origin is dict or dataclasses.is_dataclass(hint):
         return "a mapping of settings"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -171,10 +257,30 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
-        raise InputError(f"{where}{place}: {getattr(error, 'problem', None) or error}") from None
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError(f"{where}{place}: {problem}") from None
+    except RecursionError:
+        raise InputError(f"{where}: nested more than {MOST_LEVELS} levels deep") from None
+    _check_extent(settings, where)
     if not isinstance(settings, dict):
         raise InputError(f"{where} holds no settings; expected lines such as 'seed: 1'")
     return settings
+
+
+def _check_extent(settings: Any, where: str) -> None:
+    """Refuse what recursion or copying could not survive: deep nesting, aliases in circles or without end."""
+    pending, count = [(settings, 0)], 0
+    while pending:
+        value, level = pending.pop()
+        count += 1
+        if level > MOST_LEVELS:
+            raise InputError(f"{where}: nested more than {MOST_LEVELS} levels deep")
+        if count > MOST_VALUES:
+            raise InputError(f"{where}: more than {MOST_VALUES:,} values")
+        if isinstance(value, dict):
+            pending += [(item, level + 1) for item in value.values()]
+        elif isinstance(value, list):
+            pending += [(item, level + 1) for item in value]
 
 
 def write_yaml(settings: Mapping[str, Any]) -> str:
@@ -186,7 +292,7 @@ def write_yaml(settings: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _dialect() -> tuple[Any, Any]:
-    """PyYAML's SafeLoader and SafeDumper, for which 1e-3 also is a number and a key is given once, as in YAML 1.2."""
+    """PyYAML's SafeLoader and SafeDumper with YAML 1.2's 1e-3, unique keys, and dates that are texts."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -200,6 +306,19 @@ def _dialect() -> tuple[Any, Any]:
                     )
                 seen.add(str(key.value))
             return node
+
+        def construct_integer(self, node: Any) -> int:
+            try:
+                number = int(self.construct_yaml_int(node))
+            except ValueError:  # 0b_, or more digits than Python converts
+                number = None
+            if number is None or number.bit_length() > MOST_BITS:
+                problem = f"{shown(node.value)} is no number, or too large"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+            return number
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_integer)
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
 
     class Dumper(yaml.SafeDumper):
         pass
@@ -222,7 +341,7 @@ def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals or not path.strip():
-            raise InputError(f"{change!r} is no setting; expected key=value, such as seed=1")
+            raise InputError(f"{shown(change)} is no setting; expected key=value, such as seed=1")
         value = _value(text)
         section, names = merged, path.strip().split(".")
         for name in names[:-1]:
@@ -230,7 +349,9 @@ def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
             if below is None:
                 below = section[name] = {}
             elif not isinstance(below, dict):
-                raise InputError(f"{change!r}: {name} is {below!r}, which has no settings of its own")
+                raise InputError(
+                    f"{shown(change)}: {name} is {shown(below)}, which has no settings of its own"
+                )
             section = below
         section[names[-1]] = value
     return merged

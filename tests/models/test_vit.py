@@ -676,8 +676,8 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         ({"pre_logits": -1}, "pre_logits must be at least 0, not -1"),
         ({"num_classes": -1}, "num_classes must be at least 0, not -1"),
         ({"channels": 0}, "channels must be at least 1, not 0"),
-        ({"image_size": (0, 8)}, "image_size must be positive, not (0, 8)"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
+        ({"image_size": (0, 8)}, "image_size must be at least 1, not 0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1"),
         ({"stochastic_depth": -0.1}, "stochastic_depth must be at least 0 and below 1, not -0.1"),
         ({"patch_dropout": 2.0}, "patch_dropout must be at least 0 and below 1, not 2.0"),
         (

@@ -331,7 +331,7 @@ def test_settings_are_checked() -> None:
         objective(patch_dropout=0.5)
     with pytest.raises(InputError, match="corrupt_share 0.01 takes 0 of 16 patches: some must be taken"):
         objective(share=0.01)
-    with pytest.raises(InputError, match="corrupt_share must be above 0 and below 1, not 1.0"):
+    with pytest.raises(InputError, match="corrupt_share must be above 0 and below 1, not 1"):
         ObjectiveConfig("masked_patches", corrupt_share=1.0)
     with pytest.raises(InputError, match="mask_share has no meaning for objective 'masked_patches'"):
         ObjectiveConfig("masked_patches", mask_share=0.5)

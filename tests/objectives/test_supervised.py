@@ -100,5 +100,5 @@ def test_forward_normalizes_and_averages() -> None:
 
 
 def test_smoothing_has_a_range() -> None:
-    with pytest.raises(InputError, match="label_smoothing must be at least 0 and below 1, not 1.0"):
+    with pytest.raises(InputError, match="label_smoothing must be at least 0 and below 1, not 1"):
         ObjectiveConfig(label_smoothing=1.0)

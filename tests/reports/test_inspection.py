@@ -397,7 +397,7 @@ def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
     ("settings", "message"),
     [
         ({"fuse": "mena"}, "fuse is 'mena'; did you mean 'mean'? expected mean, max, min"),
-        ({"residual": 1.0}, "residual must be at least 0 and below 1, not 1.0"),
+        ({"residual": 1.0}, "residual must be at least 0 and below 1, not 1"),
         ({"discard": -0.1}, "discard must be at least 0 and below 1, not -0.1"),
         ({"num_images": 0}, "num_images must be at least 1, not 0"),
         ({"num_photos": -1}, "num_photos must be at least 0, not -1"),

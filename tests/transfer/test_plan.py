@@ -204,7 +204,7 @@ def folder_of_photos(root: Path, **classes: int) -> str:
         (["protocol=paper", "duration=4", "schedule.warmup=5"], "warmup and cooldown take 5 and 0 steps"),
         (["image_size=9"], "image_size 9 is no multiple of the model's patch; 8 is"),
         (["image_size=8x15"], "image_size 8x15 is no multiple of the model's patch; 8x16 is"),
-        (["image_size=8x0"], "image_size must be at least 1, not 8x0"),
+        (["image_size=8x0"], "image_size must be at least 1, not 0"),
         (["image_size=8x"], "image_size in the changes is '8x'; expected a whole number or HEIGHTxWIDTH"),
         (["batch_size=0"], "batch_size must be at least 1, not 0"),
         (

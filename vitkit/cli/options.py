@@ -46,13 +46,13 @@ Sweep = Annotated[
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
     """Return (height, width) of `--image-size 384` or 384x512, None without the flag."""
-    from vitkit.config import convert, describe
+    from vitkit.config import admitted_values, convert
     from vitkit.models.configs import Size, as_size
 
     try:
         return None if text is None else as_size(convert(text, Size))
     except TypeError:
-        raise InputError(f"--image-size is {text!r}; expected {describe(Size)}") from None
+        raise InputError(f"--image-size is {text!r}; expected {admitted_values(Size)}") from None
 
 
 def parse_integers(flag: str, text: str) -> list[int]:

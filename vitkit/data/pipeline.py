@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitkit.config import convert, describe
+from vitkit.config import admitted_values, convert
 from vitkit.data import crops
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import Preprocessing
@@ -184,7 +184,7 @@ def _convert(name: str, text: str, hint: Any) -> Any:
             raise TypeError
         value = convert(_value(text), hint)
     except TypeError:
-        raise InputError(f"{name} is {text!r}; expected {describe(hint)}") from None
+        raise InputError(f"{name} is {text!r}; expected {admitted_values(hint)}") from None
     if name in RANGES:
         _check_range(name, value, *RANGES[name])
     return value

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.config import Bounds
 from vitkit.errors import InputError, did_you_mean
 from vitkit.inspection.asking import (
     Inspected,
@@ -158,8 +159,7 @@ class Flow:
 
     def __init__(self, residual: float, discard: float) -> None:
         for name, share in (("residual", residual), ("discard", discard)):
-            if not 0 <= share < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, not {share}")
+            Bounds(at_least=0, below=1).check(name, share)
         self.residual = residual
         self.discard = discard
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from vitkit.config import Bounds, Count, CountOrZero, Positive, Rate, check_bounds
 from vitkit.errors import InputError
 
 Gelu = Literal["tanh", "erf"]
 Resample = Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"]
 Standardization = Literal["std", "variance"]
 Size = int | tuple[int, int]
+Pixels = Annotated[Size, Bounds(at_least=1)]
 
 
 def as_size(size: Size) -> tuple[int, int]:
@@ -38,24 +39,16 @@ def _tiled(size: tuple[int, int], grid: tuple[int, int], stride: int) -> tuple[i
 class ModelConfig:
     """What every family has."""
 
-    image_size: Size = (224, 224)
+    image_size: Pixels = (224, 224)
     "Height and width of the input in pixels; one number means a square."
-    channels: int = 3
+    channels: Count = 3
     "Image channels."
-    num_classes: int = 1000
+    num_classes: CountOrZero = 1000
     "Width of the classification head; 0 leaves the head out and the model returns its features."
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", as_size(self.image_size))
-        self.require(min(self.size) >= 1, f"image_size must be positive, not {self.image_size}")
-        self.require(self.channels >= 1, f"channels must be at least 1, not {self.channels}")
-        self.require(self.num_classes >= 0, f"num_classes must be at least 0, not {self.num_classes}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float):
-                self.require(math.isfinite(value), f"{field.name} must be finite, not {value:g}")
-            if field.name.endswith("_epsilon"):
-                self.require(value > 0.0, f"{field.name} must be above 0, not {value:g}")
+        check_bounds(self)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -71,25 +64,20 @@ class ModelConfig:
         if not claim:
             raise InputError(message)
 
-    def require_rates(self, *names: str) -> None:
-        for name in names:
-            rate = getattr(self, name)
-            self.require(0.0 <= rate < 1.0, f"{name} must be at least 0 and below 1, not {rate}")
-
 
 @dataclass(frozen=True)
 class ViTConfig(ModelConfig):
     """The Vision Transformer."""
 
-    width: int = 768
+    width: Count = 768
     "Size of a token."
-    depth: int = 12
+    depth: Count = 12
     "Number of encoder blocks."
-    heads: int = 12
+    heads: Count = 12
     "Attention heads per block."
-    mlp_width: int = 3072
+    mlp_width: Count = 3072
     "Hidden size of each block's MLP."
-    patch: int = 16
+    patch: Count = 16
     "Side of a patch in pixels."
     positions: Literal["none", "learned", "learned_2d", "sincos_2d", "relative"] = "learned"
     "Position information: a learned row per token, a learned half per row and column of the grid, fixed sines, or 1-D relative attention."
@@ -101,27 +89,27 @@ class ViTConfig(ModelConfig):
     "How tokens become features: class token, mean of patches, attention pooling (MAP), SeqPool, or left as they are."
     class_token: bool | None = None
     "Whether there is a class token; left open, there is one when the pool is 'token'."
-    registers: int = 0
+    registers: CountOrZero = 0
     "Extra learned tokens after the class token that no head reads."
     final_norm: Literal["tokens", "pooled"] = "tokens"
     "Whether the last LayerNorm runs on all tokens before pooling or on the pooled features (timm's fc_norm)."
-    pre_logits: int = 0
+    pre_logits: CountOrZero = 0
     "Width of the tanh layer before the head; 0 leaves it out."
     head_bias: float = 0.0
     "Initial bias of the (zero-initialised) head."
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     "Dropout after positions, attention projection and both MLP layers."
-    attention_dropout: float = 0.0
+    attention_dropout: Rate = 0.0
     "Dropout on attention weights."
-    stochastic_depth: float = 0.0
+    stochastic_depth: Rate = 0.0
     "Chance to skip the last block's branches; earlier blocks get linearly less."
-    patch_dropout: float = 0.0
+    patch_dropout: Rate = 0.0
     "Share of patch tokens left out of each training step."
     layer_scale: float | None = None
     "Initial value of a learned per-channel scale on every branch; none leaves it out."
     gelu: Gelu = "tanh"
     "GELU form: tanh in Google's code, erf in timm, transformers and torchvision."
-    norm_epsilon: float = 1e-6
+    norm_epsilon: Positive = 1e-6
     "Epsilon of every LayerNorm."
     resample: Resample = "bilinear_corners"
     "How learned positions follow a change of grid: Google's bilinear with aligned corners, timm's antialiased bicubic, plain bicubic, or bilinear."
@@ -130,8 +118,6 @@ class ViTConfig(ModelConfig):
         super().__post_init__()
         if self.class_token is None:
             object.__setattr__(self, "class_token", self.pool == "token")
-        for name in ("width", "depth", "heads", "mlp_width", "patch"):
-            self.require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
         self.require(
             self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
         )
@@ -144,8 +130,6 @@ class ViTConfig(ModelConfig):
             self.class_token is True or self.pool != "token",
             "pool 'token' needs a class token: leave class_token open or set it to true",
         )
-        self.require(self.registers >= 0, f"registers must be at least 0, not {self.registers}")
-        self.require(self.pre_logits >= 0, f"pre_logits must be at least 0, not {self.pre_logits}")
         if self.positions in ("none", "relative"):
             self.require(
                 self.positions_at == "stem",
@@ -167,7 +151,6 @@ class ViTConfig(ModelConfig):
             self.final_norm == "tokens" or self.pool in ("token", "mean"),
             f"final_norm 'pooled' needs pool 'token' or 'mean', not {self.pool!r}",
         )
-        self.require_rates("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
 
     @property
     def stride(self) -> int:
@@ -206,17 +189,17 @@ class ViTConfig(ModelConfig):
 class HybridConfig(ViTConfig):
     """A ViT whose tokens are cells of a ResNet's feature map."""
 
-    patch: int = 1
+    patch: Count = 1
     "Side of a patch in cells of the feature map."
     backbone_units: tuple[int, ...] = (3, 4, 9)
     "Residual units per stage of the ResNet; none at all leaves its stem alone."
     backbone_width: int = 64
     "Channels of the ResNet's stem."
-    group_norm_epsilon: float = 1e-5
+    group_norm_epsilon: Positive = 1e-5
     "Epsilon of every GroupNorm."
     standardization: Standardization = "variance"
     "Weight standardisation divides by sqrt(variance + epsilon), as timm does, or by (std + epsilon), as vit_jax does."
-    standardization_epsilon: float = 1e-8
+    standardization_epsilon: Positive = 1e-8
     "Epsilon of the weight standardisation."
 
     def __post_init__(self) -> None:
@@ -260,15 +243,15 @@ class ResNetConfig(ModelConfig):
 
     units: tuple[int, ...] = (3, 4, 6, 3)
     "Residual units per stage."
-    width_factor: int = 1
+    width_factor: Count = 1
     "Multiplies every channel count."
     head_bias: float = 0.0
     "Initial bias of the (zero-initialised) head."
-    group_norm_epsilon: float = 1e-5
+    group_norm_epsilon: Positive = 1e-5
     "Epsilon of every GroupNorm."
     standardization: Standardization = "variance"
     "Weight standardisation divides by sqrt(variance + epsilon), or by (std + epsilon)."
-    standardization_epsilon: float = 1e-8
+    standardization_epsilon: Positive = 1e-8
     "Epsilon of the weight standardisation."
 
     def __post_init__(self) -> None:
@@ -276,7 +259,6 @@ class ResNetConfig(ModelConfig):
         self.require(
             len(self.units) >= 1 and min(self.units) >= 1, "units needs at least one unit in each stage"
         )
-        self.require(self.width_factor >= 1, f"width_factor must be at least 1, not {self.width_factor}")
 
     @property
     def num_features(self) -> int:
@@ -287,45 +269,43 @@ class ResNetConfig(ModelConfig):
 class CompactConfig(ModelConfig):
     """Compact Transformers: ViT-Lite (patches, class token), CVT (patches, SeqPool), CCT (convolutions, SeqPool)."""
 
-    image_size: Size = (32, 32)
+    image_size: Pixels = (32, 32)
     "Height and width of the input in pixels; one number means a square."
-    num_classes: int = 10
+    num_classes: CountOrZero = 10
     "Width of the classification head; 0 leaves the head out and the model returns its features."
-    width: int = 256
+    width: Count = 256
     "Size of a token."
-    depth: int = 7
+    depth: Count = 7
     "Number of encoder blocks."
-    heads: int = 4
+    heads: Count = 4
     "Attention heads per block."
-    mlp_width: int = 512
+    mlp_width: Count = 512
     "Hidden size of each block's MLP."
     tokenizer: Literal["patches", "convolutions"] = "convolutions"
     "What makes tokens: one strided convolution, or blocks of convolution, ReLU and max-pooling."
-    kernel: int = 3
+    kernel: Count = 3
     "Side of a patch, or of the convolutions' kernel."
-    convolutions: int = 1
+    convolutions: Count = 1
     "Number of convolution blocks."
     pool: Literal["token", "seqpool"] = "seqpool"
     "Class token, or SeqPool."
     positions: Literal["none", "learned", "sine"] = "learned"
     "Position table added to the tokens: none, learned, or fixed 1-D sines."
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     "Dropout after positions, attention projection and both MLP layers."
-    attention_dropout: float = 0.1
+    attention_dropout: Rate = 0.1
     "Dropout on attention weights."
-    stochastic_depth: float = 0.1
+    stochastic_depth: Rate = 0.1
     "Chance to skip the last block's branches; earlier blocks get linearly less."
     gelu: Gelu = "erf"
     "GELU form."
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Positive = 1e-5
     "Epsilon of every LayerNorm."
     resample: Resample = "bilinear"
     "How learned positions follow a change of grid."
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("width", "depth", "heads", "mlp_width", "kernel", "convolutions"):
-            self.require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
         self.require(
             self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
         )
@@ -337,7 +317,6 @@ class CompactConfig(ModelConfig):
             min(self.grid) >= 1,
             f"an image of {self.size[0]}x{self.size[1]} pixels is too small for this tokenizer",
         )
-        self.require_rates("dropout", "attention_dropout", "stochastic_depth")
 
     @property
     def conv_stride(self) -> int:
@@ -386,9 +365,9 @@ class CompactConfig(ModelConfig):
 class Preprocessing:
     """How an image file becomes the model's input; it belongs to the weights, not to the data."""
 
-    image_size: Size = (224, 224)
+    image_size: Pixels = (224, 224)
     "Height and width of the model's input."
-    crop_fraction: float | None = None
+    crop_fraction: Annotated[float, Bounds(above=0, at_most=1)] | None = None
     "Share of the resized image that a centre crop keeps: the image is resized to just cover size / crop_fraction first. None squashes the whole image to image_size."
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     "Interpolation of the resize, antialiased."
@@ -399,8 +378,7 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", as_size(self.image_size))
-        if self.crop_fraction is not None and not 0.0 < self.crop_fraction <= 1.0:
-            raise InputError(f"crop_fraction must be above 0 and at most 1, not {self.crop_fraction}")
+        check_bounds(self)
         if len(self.mean) != len(self.std) or min(self.std) <= 0.0:
             raise InputError("mean and std need one number per channel, and std must be positive")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from vitkit.config import Count, Rate, Share, check_bounds
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
@@ -30,17 +31,17 @@ class ObjectiveConfig:
     "supervised: the labels. Without labels, masked_patches: colours of corrupted patches (the ViT paper's); mae: pixels of patches that the encoder doesn't see."
     loss: Literal["auto", "softmax", "sigmoid"] = "auto"
     "Cross-entropy over all classes, or of each class alone (summed); auto is sigmoid where an image may have several labels."
-    label_smoothing: float = 0.0
+    label_smoothing: Rate = 0.0
     "Share of each target that is spread over all classes."
-    corrupt_share: float = 0.5
+    corrupt_share: Share = 0.5
     "masked_patches: share of the patches that are corrupted; of these 80% become the mask embedding, 10% another patch of the image, 10% stay."
     target: Target = "mean_color"
     "masked_patches: what is predicted of a corrupted patch: its mean colour (3 bits a channel, 512 classes), 4x4 such colours, or its pixels (squared error)."
-    mask_share: float = 0.75
+    mask_share: Share = 0.75
     "mae: share of the patches that the encoder doesn't see."
     decoder_width: int = 512
     "mae: size of the decoder's tokens."
-    decoder_depth: int = 8
+    decoder_depth: Count = 8
     "mae: number of the decoder's blocks."
     patch_norm: bool = True
     "mae: whether the pixels to paint are normalised in each patch."
@@ -52,17 +53,11 @@ class ObjectiveConfig:
                     f"{field.name} has no meaning for objective {self.name!r}: leave it out, or "
                     f"replace the section: 'objective={{name: {self.name}}}'"
                 )
-        for name in ("corrupt_share", "mask_share"):
-            if not 0.0 < (share := getattr(self, name)) < 1.0:
-                raise InputError(f"{name} must be above 0 and below 1, not {share}")
+        check_bounds(self)
         if self.decoder_width < 4 or self.decoder_width % 4:
             raise InputError(f"decoder_width must be a multiple of 4, not {self.decoder_width}")
         if self.decoder_width > 32 and self.decoder_width % 32:
             raise InputError(f"decoder_width above 32 must be a multiple of 32, not {self.decoder_width}")
-        if self.decoder_depth < 1:
-            raise InputError(f"decoder_depth must be at least 1, not {self.decoder_depth}")
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise InputError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
 
 
 OBJECTIVES: dict[str, Callable[[ObjectiveConfig, Model, Preprocessing, bool], Objective]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitkit.config import Count, CountOrZero, Share, check_bounds
 from vitkit.data.fetch import BadImages
 from vitkit.data.memory import Cache
 from vitkit.data.order import Sampling
@@ -32,9 +33,9 @@ class DataConfig:
     "When the pipeline's mixing stops; none mixes to the end."
     sampling: Sampling = "shuffle"
     "Order of training images: every image once an epoch, or all classes alike often."
-    group: int = 8
+    group: Count = 8
     "Images are mixed inside groups of this many neighbours; processes and micro-batches hold whole groups."
-    workers: int | None = None
+    workers: CountOrZero | None = None
     "Processes that read and decode images; none takes one per core, at most 16."
     cache: Cache = "none"
     "Whether decoded images are kept: in memory (ram), or, small and of one size, on the device, without workers (device)."
@@ -42,9 +43,8 @@ class DataConfig:
     "What an unreadable image does: stop the run, or be left out and counted."
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         mixes = bool(parse_pipeline(self.pipeline).mix)
-        if self.group < 1:
-            raise InputError(f"group must be at least 1, not {self.group}")
         if self.mix_until is not None and not mixes:
             raise InputError("mix_until has no meaning for a pipeline that doesn't mix images: leave it out")
 
@@ -71,9 +71,9 @@ class FrozenConfig:
     "Few-shot ridge regression, logistic regression on all of train, weighted nearest neighbours; any of them."
     data: str | None = None
     "DATA whose train split they learn from and whose test split, else val, they are measured on; left open, the data trained on."
-    shots: int = 10
+    shots: Count = 10
     "Images of each class that fewshot learns from."
-    neighbours: int = 20
+    neighbours: Count = 20
     "How many neighbours knn asks."
     every: Duration = "20%"
     "Steps between such measurements; the end is always measured."
@@ -91,7 +91,7 @@ class TrainConfig:
     "Images to learn from and to measure on."
     duration: Duration
     "How long to train: steps, or such as '300 epochs'."
-    batch_size: int
+    batch_size: Count
     "Images per step, over all processes."
     optimizer: OptimizerConfig
     "What a step does with gradients."
@@ -103,7 +103,7 @@ class TrainConfig:
     "How the trained model wants its images."
     frozen: FrozenConfig = field(default_factory=FrozenConfig)
     "What is measured of frozen features while the model trains."
-    average: float | None = None
+    average: Share | None = None
     "Decay of a running average of the weights, measured beside them and kept in their place; none keeps no average."
     select: Literal["best", "last"] = "best"
     "Which weights model/ holds: those that measured best, or the last ones (so that nothing is chosen by the data measured on); without labels always the last."
@@ -113,11 +113,11 @@ class TrainConfig:
     "Whether PyTorch compiles the training step: half a minute or more at the start, faster steps; graphs also replays both passes as one CUDA graph, for small models on a GPU."
     activation_checkpointing: bool = False
     "Recompute each block in the backward pass: a third more compute for much less memory."
-    micro_batch: int | Literal["auto"] | None = None
+    micro_batch: Count | Literal["auto"] | None = None
     "Images per forward pass and process, gradients added up over the step; auto finds the most that fit, none takes all at once."
     parallel: Literal["ddp", "fsdp"] = "ddp"
     "How several processes share the model: a copy each, or a part of every weight each (L and larger)."
-    seed: int = 0
+    seed: CountOrZero = 0
     "All randomness follows from it."
     log_every: Duration | None = None
     "Steps between lines of metrics; left open, 50, or a twentieth of a shorter run."
@@ -125,7 +125,7 @@ class TrainConfig:
     "Steps between measurements; the end is always measured."
     checkpoint_every: Duration = "5%"
     "Steps between checkpoints; the end is always saved."
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     "How many of the last checkpoints are kept."
     track: tuple[Tracker, ...] = ()
     'Where else metrics go: tensorboard, wandb (pip install "vitkit[track]").'
@@ -133,14 +133,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model.get("name"), str):
             raise InputError("model needs a name, as in model.name=B/16")
-        for name in ("batch_size", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.average is not None and not 0.0 < self.average < 1.0:
-            raise InputError(f"average must be above 0 and below 1, not {self.average}")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed must be at least 0 and below 2**63, not {self.seed}")
+        check_bounds(self)
         if self.compile == "graphs" and self.micro_batch is not None:
             raise InputError("compile=graphs runs whole batches: leave micro_batch out, or take compile=true")
-        if isinstance(self.micro_batch, int) and self.micro_batch < 1:
-            raise InputError(f"micro_batch must be at least 1, not {self.micro_batch}")

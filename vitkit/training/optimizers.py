@@ -7,12 +7,13 @@ import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vitkit.config import Bounds, NotNegative, Positive, Rate, check_bounds
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.model import HEAD
 from vitkit.training.adafactor import Adafactor, Group, MomentumDtype, MomentumOptimizer, dtype_of, local
@@ -39,25 +40,25 @@ class OptimizerConfig:
 
     name: Literal["adam", "adamw", "sgd", "adafactor"] = "adamw"
     "Update rule. The papers' Adam is 'adamw', whose decay is decoupled; 'adam' adds weight_decay times the weights to the gradient."
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     "Peak learning rate."
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     "Share of each decayed weight, times the scheduled learning rate, that a step takes away (torch.optim.AdamW's convention)."
-    head_weight_decay: float | None = None
+    head_weight_decay: NotNegative | None = None
     "Weight decay of the classification layer; left open, it is that of the body."
     decay: Literal["kernels", "matrices", "all"] = "kernels"
     "What decays: kernels of dense layers and convolutions, also tokens and position tables (timm's rule: all with two or more dimensions), or everything."
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Rate, Rate] = (0.9, 0.999)
     "Adam's decay rates of first and second moment."
-    momentum: float = 0.9
+    momentum: Rate = 0.9
     "Momentum of sgd (a sum) and adafactor (an average); 0 keeps none."
     momentum_dtype: MomentumDtype = "float32"
     "How momentum is stored between steps; Scaling ViT and the official fine-tuning use bfloat16."
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Bounds(above=0, at_most=1)] = 1.0
     "Factor on the learning rate from each block to the one before it; the head learns at the full rate, the embedding slowest."
     freeze: tuple[str, ...] = ()
     "Parameters that don't learn, by name; * stands for any text, as in 'blocks.*' or '*.bias'."
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     "Largest global norm of the gradient; a longer one is scaled down to it."
 
     def __post_init__(self) -> None:
@@ -70,19 +71,7 @@ class OptimizerConfig:
             raise InputError("momentum_dtype has no meaning without momentum: leave it out")
         if self.decay != OptimizerConfig.decay and not (self.weight_decay or self.head_weight_decay):
             raise InputError("decay has no meaning without weight_decay: leave it out")
-        for name in ("learning_rate", "clip_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:
-                raise InputError(f"{name} must be above 0, not {value:g}")
-        for name in ("weight_decay", "head_weight_decay"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value < math.inf:
-                raise InputError(f"{name} must be at least 0, not {value:g}")
-        for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
-            if not 0.0 <= value < 1.0:
-                raise InputError(f"{name} must be at least 0 and below 1, not {value:g}")
-        if not 0.0 < self.layer_decay <= 1.0:
-            raise InputError(f"layer_decay must be above 0 and at most 1, not {self.layer_decay:g}")
+        check_bounds(self)
 
 
 def build_optimizer(
@@ -239,9 +228,9 @@ class AdamW(MomentumOptimizer):
         self,
         params: Iterable[Tensor] | Iterable[Group],
         lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[Rate, Rate] = (0.9, 0.999),
         momentum_dtype: MomentumDtype = "bfloat16",
-        weight_decay: float = 0.0,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         defaults = dict(lr=lr, betas=betas, momentum_dtype=momentum_dtype, weight_decay=weight_decay)
         Optimizer.__init__(self, params, defaults)

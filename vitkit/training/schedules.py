@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from vitkit.config import NotNegative, check_bounds
 from vitkit.errors import InputError
 from vitkit.training.durations import Duration, parse_duration, split_duration
 
@@ -28,11 +29,11 @@ class ScheduleConfig:
     "Shape after the warm-up: half a cosine, a straight line, base / sqrt(1 + steps / timescale), tenfold drops (step), or flat (constant)."
     warmup: Duration = 0
     "Length of the linear rise at the start."
-    warmup_from: float = 0.0
+    warmup_from: NotNegative = 0.0
     "Learning rate at step 0 of the warm-up."
     warmup_inside: bool = False
     "Whether cosine and linear fall from step 0 on, the warm-up hiding their beginning, as timm's do; otherwise from its end on."
-    end: float = 0.0
+    end: NotNegative = 0.0
     "Learning rate that cosine and linear reach."
     cooldown: Duration = 0
     "Last stretch of the run: rsqrt falls linearly to 0 in it, cosine and linear have reached `end` and stay there."
@@ -54,9 +55,7 @@ class ScheduleConfig:
             split_duration(getattr(self, name), name)
         for drop in self.drops:
             split_duration(drop, "one of drops")
-        for name in ("warmup_from", "end"):
-            if not 0.0 <= (value := getattr(self, name)) < math.inf:
-                raise InputError(f"{name} must be at least 0, not {value:g}")
+        check_bounds(self)
         if not split_duration(self.timescale)[0]:
             raise InputError(f"timescale must be above 0, not {self.timescale!r}")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from vitkit.config import from_dict, merge
+from vitkit.config import Bounds, Positive, check_bounds, from_dict, merge
 from vitkit.errors import InputError, did_you_mean
-from vitkit.models.configs import Size, as_size, write_size
+from vitkit.models.configs import Size
 from vitkit.training.config import TrainConfig
 from vitkit.training.recipes import elsewhere
 
@@ -22,18 +22,15 @@ class TransferConfig:
 
     protocol: Literal["auto", "paper", "quick"] = "auto"
     "The paper's (SGD, batch 512, its steps and resolution), or quick: a head on features, then as many steps as fit minutes; auto is paper with a GPU, else quick."
-    image_size: Size | None = None
+    image_size: Annotated[Size, Bounds(at_least=1)] | None = None
     "Side of the images in pixels, or HEIGHTxWIDTH; left open, the paper's for this data in the model's proportions, or with quick the weights' own."
-    minutes: float | None = None
+    minutes: Positive | None = None
     "Time for a quick run's steps; 10 unless given."
     head_first: bool | None = None
     "Whether a linear head is fitted on frozen features before all weights learn; quick does, the paper doesn't."
 
     def __post_init__(self) -> None:
-        if self.minutes is not None and self.minutes <= 0:
-            raise InputError(f"minutes must be above 0, not {self.minutes:g}")
-        if self.image_size is not None and min(as_size(self.image_size)) < 1:
-            raise InputError(f"image_size must be at least 1, not {write_size(self.image_size)}")
+        check_bounds(self)
 
 
 def part_changes(changes: Sequence[str]) -> tuple[TransferConfig, list[str]]:
