@@ -58,8 +58,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         model = tiny_models.make(config)
         vitkit.save(model, path, class_names=names, preprocessing=Preprocessing(config.size))
         result = inspect_model(path, photo, out=folder / f"out-{family}", device="cpu", target=0)
-        made[family] = Path(result["html"])
-    made["report"] = Path(report([run])["html"])
+        made[family] = Path(result.html)
+    made["report"] = Path(report([run]).html)
     return made
 
 

@@ -25,11 +25,12 @@ from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 from vitkit.figures.maps import photo
 from vitkit.inspection import attention_distance, findings, pooling_map, rollout, uniform_distance
-from vitkit.inspection.findings import open_images
+from vitkit.inspection.opening import open_images
 from vitkit.models.configs import Preprocessing
+from vitkit.notes import Note
 from vitkit.predictor import Predictor, load
 from vitkit.reports.inspection import inspect_model
-from vitkit.reports.results import accuracy_of
+from vitkit.reports.results import Accuracy, accuracy_of
 
 TESTS = Path(__file__).parents[1]
 EVIL = "<script>alert(1)</script>"
@@ -58,10 +59,10 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def look(model: Any, images: Any, out: Path, **settings: Any) -> dict[str, Any]:
+def look(model: Any, images: Any, out: Path, **settings: Any) -> Any:
     result = inspect_model(model, images, out=out, device="cpu", **{"num_photos": 1, **settings})
-    json.dumps(result, allow_nan=False)
-    assert sorted(map(str, out.iterdir())) == sorted(result["files"])
+    json.dumps(result.to_json(), allow_nan=False)
+    assert sorted(map(str, out.iterdir())) == sorted(result.files)
     for file in out.glob("*.png"):
         with Image.open(file) as image:
             image.load()
@@ -71,38 +72,38 @@ def look(model: Any, images: Any, out: Path, **settings: Any) -> dict[str, Any]:
 def test_files_numbers_and_pictures(tmp_path: Path, photos: Path) -> None:
     model = save(tmp_path / "model", "token")
     result = look(model, photos, tmp_path / "out", num_photos=2, num_images=5)
-    names = {Path(file).name for file in result["files"]}
+    names = {Path(file).name for file in result.files}
     kinds = ("", "-rollout", "-gradient", "-tokens", "-layers", "-heads")
     assert names == {
         *("index.html", "inspection.json", "attention_distance.csv"),
         *("filters.png", "positions.png", "attention_distance.png"),
         *(f"photo-{number}{kind}.png" for number in (1, 2) for kind in kinds),
     }
-    assert json.loads((tmp_path / "out" / "inspection.json").read_text()) == result
-    page = read(result["html"])
+    assert json.loads((tmp_path / "out" / "inspection.json").read_text()) == result.to_json()
+    page = read(result.html)
     on_disk = {path.read_bytes() for path in (tmp_path / "out").glob("*.png")}
     assert set(page.images) == on_disk and len(page.images) == len(on_disk)
     assert "Mean over 5 images" in page.text
     assert "a map of pooling weights is not defined for this model" in page.text.lower()
-    assert list(result["undefined"]) == ["pooling"]
+    assert list(result.undefined) == ["pooling"]
 
     predictor = vitkit.load(model, device="cpu")
     used = [photos / f"{number}.png" for number in range(5)]  # 5 of 7, with the two that are drawn
     images = torch.stack([prepare(path, predictor.preprocessing) for path in used])
     expected = attention_distance(predictor, images)
-    found = result["attention_distance"]
-    np.testing.assert_allclose(found["by_head"], expected, rtol=1e-6)
-    assert (found["images"], found["uniform"]) == (5, uniform_distance((2, 3), 4))
+    found = result.attention_distance
+    np.testing.assert_allclose(found.by_head, expected, rtol=1e-6)
+    assert (found.images, found.uniform) == (5, uniform_distance((2, 3), 4))
     with open(tmp_path / "out" / "attention_distance.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["pixels"]) for row in rows] == pytest.approx(expected.ravel().tolist(), abs=1e-3)
 
-    assert [photo["image"] for photo in result["photos"]] == [str(used[0]), str(used[3])]
+    assert [photo.image for photo in result.photos] == [str(used[0]), str(used[3])]
     tops = predictor.predict([used[0], used[3]])
-    assert [photo["top"] for photo in result["photos"]] == tops
-    assert [photo["target"] for photo in result["photos"]] == [top[0]["name"] for top in tops]
+    assert [photo.top for photo in result.photos] == tops
+    assert [photo.target for photo in result.photos] == [top[0]["name"] for top in tops]
     cost = cost_of(predictor.model.config)
-    assert (result["cost"]["parameters"], result["cost"]["macs"]) == (cost.parameters, cost.macs)
+    assert (result.cost.parameters, result.cost.macs) == (cost.parameters, cost.macs)
     assert f"{cost.parameters:,}" in page.text
     assert "the whole image resized to 8x12" in page.text.lower()
 
@@ -121,19 +122,19 @@ REASONS = {
 @pytest.mark.parametrize("family", REASONS)
 def test_what_is_not_defined_has_its_reason(tmp_path: Path, photos: Path, family: str) -> None:
     result = look(save(tmp_path / "model", family), [photos / "1.png"], tmp_path / "out")
-    assert result["undefined"].keys() == REASONS[family]
-    text = read(result["html"]).text
-    for said in result["undefined"].values():
+    assert result.undefined.keys() == REASONS[family]
+    text = read(result.html).text
+    for said in result.undefined.values():
         what, _, reason = said.rpartition(" is not defined for this model, because ")
         assert what[1:] in text and text.count(f"{reason[1:]}.") == 1
-    assert (result["attention_distance"] is None) == (family == "bit")
+    assert (result.attention_distance is None) == (family == "bit")
     if family == "hybrid":
         assert "of the ResNet's first convolution" in text and "patches of the ResNet's feature map" in text
     if family in ("map", "cct"):
         assert (tmp_path / "out" / "photo-1-pooling.png").is_file()
         assert f"Weights of {'SeqPool' if family == 'cct' else 'the MAP head'}" in text
     if family == "bit":
-        assert result["photos"][0]["top"] and "1.png" in text
+        assert result.photos[0].top and "1.png" in text
 
 
 def test_drawn_photos_are_of_all_classes(tmp_path: Path) -> None:
@@ -143,15 +144,15 @@ def test_drawn_photos_are_of_all_classes(tmp_path: Path) -> None:
             Image.new("RGB", (12, 8), "red").save(tmp_path / "six" / kind / f"{number}.png")
     model = save(tmp_path / "model", "token")
     result = look(model, tmp_path / "six", tmp_path / "out", num_images=13, num_photos=6)
-    assert result["attention_distance"]["images"] == 13
-    assert [Path(photo["image"]).parent.name for photo in result["photos"]] == list("abcdef")
+    assert result.attention_distance.images == 13
+    assert [Path(photo.image).parent.name for photo in result.photos] == list("abcdef")
 
 
 def test_an_earlier_inspection_is_no_photo(tmp_path: Path, photos: Path) -> None:
     model = save(tmp_path / "model", "token")
     for force in (False, True):
         result = inspect_model(model, photos, out=photos / "seen", device="cpu", num_photos=1, force=force)
-        assert result["attention_distance"]["images"] == 7
+        assert result.attention_distance.images == 7
 
 
 @pytest.mark.parametrize("target", [None, "kind 2"])
@@ -175,29 +176,29 @@ def test_a_model_is_one_file(tmp_path: Path) -> None:
 
 def test_without_images_what_needs_none_is_drawn(tmp_path: Path) -> None:
     result = look(save(tmp_path / "model", "token"), None, tmp_path / "out")
-    assert {Path(file).name for file in result["files"]} == {
+    assert {Path(file).name for file in result.files} == {
         *("filters.png", "positions.png", "inspection.json", "index.html")
     }
-    text = read(result["html"]).text
+    text = read(result.html).text
     assert text.count("No images were given") == 2
-    assert (result["attention_distance"], result["photos"], result["undefined"]) == (None, [], {})
+    assert (result.attention_distance, result.photos, result.undefined) == (None, [], {})
 
 
 def test_photos_can_be_left_out(tmp_path: Path, photos: Path) -> None:
     for family in ("token", "bit"):
         result = look(save(tmp_path / family, family), photos, tmp_path / f"out-{family}", num_photos=0)
-        assert result["photos"] == []
-        text = read(result["html"]).text
+        assert result.photos == []
+        text = read(result.html).text
         assert "No photo was to be drawn" in text and "No images were given" not in text
 
 
 def test_data_has_labels(tmp_path: Path) -> None:
     result = look(save(tmp_path / "model", "cct"), "digits:test[:9]", tmp_path / "out")
     source = vitkit.open_data("digits:test[:9]")
-    (photo,) = result["photos"]
-    assert (photo["image"], photo["label"]) == (source.where(0), source.class_names[source.labels[0]])
-    assert f"Class: {photo['label']}" in read(result["html"]).text
-    assert result["attention_distance"]["images"] == 9
+    (photo,) = result.photos
+    assert (photo.image, photo.label) == (source.where(0), source.class_names[source.labels[0]])
+    assert f"Class: {photo.label}" in read(result.html).text
+    assert result.attention_distance.images == 9
 
 
 def test_names_are_escaped(tmp_path: Path, photos: Path) -> None:
@@ -205,7 +206,7 @@ def test_names_are_escaped(tmp_path: Path, photos: Path) -> None:
     (photos / "0.png").rename(odd)
     model = save(tmp_path / "model", "token", class_names=[EVIL] * 5)
     result = look(model, odd, tmp_path / "out")
-    text = read(result["html"]).text
+    text = read(result.html).text
     assert EVIL in text and "<b>&amp;.png" in text and f"Gradient rollout for {EVIL}" in text
 
 
@@ -216,7 +217,7 @@ def test_odd_bytes_in_a_name_do_no_harm(tmp_path: Path, photos: Path) -> None:
     except OSError:
         pytest.skip("the file system has names in UTF-8 only")
     result = look(save(tmp_path / "model", "token"), odd, tmp_path / "out")
-    assert r"a\udcff.png" in read(result["html"]).text
+    assert r"a\udcff.png" in read(result.html).text
 
 
 def test_the_target_is_a_name_or_a_number(tmp_path: Path, photos: Path) -> None:
@@ -224,7 +225,7 @@ def test_the_target_is_a_name_or_a_number(tmp_path: Path, photos: Path) -> None:
     maps = []
     for target in ("kind 3", "3", 3, 1):
         result = look(model, photos / "0.png", tmp_path / "out", target=target, force=True)
-        assert result["photos"][0]["target"] == f"kind {'3' if target != 1 else '1'}"
+        assert result.photos[0].target == f"kind {'3' if target != 1 else '1'}"
         maps.append((tmp_path / "out" / "photo-1-gradient.png").read_bytes())
     assert maps[0] == maps[1] == maps[2] != maps[3]
     for target, message in (
@@ -242,7 +243,7 @@ def test_classes_that_are_numbers_are_named_by_them(tmp_path: Path, photos: Path
     model = load(save(tmp_path / "model", "token"), names=["1", "3", "5", "7", "9"], device="cpu")
     for target, name in (("5", "5"), (4, "9"), (np.int64(4), "9")):
         found = look(model, photos / "0.png", tmp_path / "out", target=target, force=True)
-        assert found["photos"][0]["target"] == name
+        assert found.photos[0].target == name
     with pytest.raises(InputError, match="the model has no class '4'; expected a name$"):
         look(model, photos / "0.png", tmp_path / "out", target="4", force=True)
 
@@ -251,7 +252,7 @@ def test_a_loaded_model_is_inspected_as_it_is(tmp_path: Path, photos: Path) -> N
     path = save(tmp_path / "model", "token")
     model = load(path, device="cpu")
     found = look(model, photos / "0.png", tmp_path / "loaded")
-    assert found["model"] == model.name in read(found["html"]).text
+    assert found.model == model.name in read(found.html).text
     look(path, photos / "0.png", tmp_path / "named")
     pictures = [(tmp_path / name / "photo-1-rollout.png").read_bytes() for name in ("loaded", "named")]
     assert pictures[0] == pictures[1]
@@ -270,7 +271,7 @@ def test_rollout_settings_reach_the_maps(tmp_path: Path, photos: Path) -> None:
         result = look(model, photos / "0.png", tmp_path / "out", force=True, **settings)
         found[str(settings)] = (tmp_path / "out" / "photo-1-rollout.png").read_bytes()
     assert len(set(found.values())) == 4
-    assert "mean of heads, residual 0.5, the smallest 70% discarded" in read(result["html"]).text
+    assert "mean of heads, residual 0.5, the smallest 70% discarded" in read(result.html).text
 
 
 def test_maps_say_their_scale(tmp_path: Path, photos: Path) -> None:
@@ -278,7 +279,7 @@ def test_maps_say_their_scale(tmp_path: Path, photos: Path) -> None:
     result = look(model, photos / "0.png", tmp_path / "out")
     predictor = vitkit.load(model, device="cpu")
     images = prepare(photos / "0.png", predictor.preprocessing)[None]
-    text = read(result["html"]).text
+    text = read(result.html).text
     for name, heat in (
         ("Attention rollout", rollout(predictor, images)[0]),
         ("Weights of SeqPool", pooling_map(predictor, images)[0]),
@@ -295,7 +296,7 @@ def test_pictures_show_what_patches_cover(family: str, tmp_path: Path, photos: P
     patch = tiny_models.FAMILIES[family].stride
     size = 4 * patch + patch - 1
     result = look(model, photos / "0.png", tmp_path / "out", image_size=size)
-    text = read(result["html"]).text
+    text = read(result.html).text
     assert f"What the model saw: {4 * patch} × {4 * patch} of {size} × {size} pixels" in text
     predictor = vitkit.load(model, device="cpu", image_size=size)
     prepared = prepare(photos / "0.png", predictor.preprocessing)[:, : 4 * patch, : 4 * patch]
@@ -315,7 +316,7 @@ def test_photos_of_one_name_are_told_apart(tmp_path: Path, photos: Path) -> None
         (photos, ["1.png", "2.png", "3.png", "4.png", "5.png", "6.png", "more/1.png"]),
     ):
         result = look(model, images, tmp_path / f"out-{len(names)}", num_photos=9)
-        headings = re.findall("<h3>(.*?)</h3>", Path(result["html"]).read_text())
+        headings = re.findall("<h3>(.*?)</h3>", Path(result.html).read_text())
         assert sorted(headings) == names
 
 
@@ -343,19 +344,17 @@ def test_few_images_are_prepared_ahead(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_batch_size_changes_nothing(tmp_path: Path, photos: Path) -> None:
     model = save(tmp_path / "model", "token")
     one, two = (look(model, photos, tmp_path / f"out{size}", batch_size=size) for size in (1, 3))
-    for row, other in zip(
-        one["attention_distance"]["by_head"], two["attention_distance"]["by_head"], strict=True
-    ):
+    for row, other in zip(one.attention_distance.by_head, two.attention_distance.by_head, strict=True):
         assert row == pytest.approx(other, rel=1e-5)
 
 
 def test_unreadable_images_are_told(tmp_path: Path, photos: Path) -> None:
     (photos / "2.png").write_bytes(b"no image")
     result = look(save(tmp_path / "model", "token"), photos, tmp_path / "out")
-    (entry,) = result["unreadable"]
-    assert entry["image"] == str(photos / "2.png")
-    assert result["attention_distance"]["images"] == 6
-    assert "1 image can't be read" in read(result["html"]).text
+    (entry,) = result.unreadable
+    assert entry.image == str(photos / "2.png")
+    assert result.attention_distance.images == 6
+    assert "1 image can't be read" in read(result.html).text
     with pytest.raises(InputError, match=r"none of the images can be read; .*2\.png: it is not an image"):
         inspect_model(str(tmp_path / "model"), photos / "2.png", out=tmp_path / "none", device="cpu")
     assert not (tmp_path / "none").exists()
@@ -371,7 +370,7 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, photos: Path) -> N
     assert (out / "mine.txt").read_text() == "mine"
     assert not (out / "photo-2.png").exists()  # of the earlier inspection
     assert {path.name for path in out.iterdir()} == {
-        *(Path(file).name for file in result["files"]),
+        *(Path(file).name for file in result.files),
         "mine.txt",
     }
     with pytest.raises(InputError, match="expected a folder, to hold index.html"):
@@ -464,33 +463,54 @@ def test_the_accuracy_of_a_run_is_shown(tmp_path: Path) -> None:
     save(run / "model", "token")
     save(run / "model-last", "token")
     result = look(str(run), None, tmp_path / "out")
-    assert result["accuracy"] == {"metric": "val_ema/accuracy", "value": 0.919, "step": 400}
-    assert "91.90% val ema accuracy at step 400" in read(result["html"]).text
+    assert result.accuracy == Accuracy("val_ema/accuracy", 0.919, step=400)
+    assert result.to_json()["accuracy"] == {"metric": "val_ema/accuracy", "value": 0.919, "step": 400}
+    assert "91.90% val ema accuracy at step 400" in read(result.html).text
     height, width = tiny_models.FAMILIES["token"].size
     larger = look(str(run), None, tmp_path / "larger", image_size=(2 * height, width))
     same = look(str(run), None, tmp_path / "same", image_size=(height, width))
-    assert (larger["accuracy"], same["accuracy"]) == (None, result["accuracy"])
+    assert (larger.accuracy, same.accuracy) == (None, result.accuracy)
     last = look(f"{run}@last", None, tmp_path / "out2")
-    assert last["accuracy"]["metric"] == "val/accuracy"
-    assert last["accuracy"]["value"] == pytest.approx(10 / 11)
+    assert last.accuracy.metric == "val/accuracy"
+    assert last.accuracy.value == pytest.approx(10 / 11)
     (run / "evaluation").mkdir()
     (run / "evaluation" / "results.json").write_text(
         json.dumps({"data": "digits:test", "images": 20, "accuracy": 0.75})
     )
-    found = look(str(run / "model"), None, tmp_path / "out3")["accuracy"]
-    assert found == {"metric": "accuracy", "value": 0.75, "measured_on": "digits:test"}
+    found = look(str(run / "model"), None, tmp_path / "out3").accuracy
+    assert found == Accuracy("accuracy", 0.75, measured_on="digits:test")
+    assert found.to_json() == {"metric": "accuracy", "value": 0.75, "measured_on": "digits:test"}
 
 
 def test_an_untrained_model_is_told_on_its_page(tmp_path: Path) -> None:
     result = look("mu/16", None, tmp_path / "out")
-    assert "mu/16 is untrained: its weights are random" in read(result["html"]).text.replace("Mu/16", "mu/16")
+    text = read(result.html).text
+    assert "mu/16 is untrained: its weights are random" in text.replace("Mu/16", "mu/16")
+
+
+def test_an_alert_is_made_of_a_notes_kind_not_of_its_words(tmp_path: Path) -> None:
+    model = load(save(tmp_path / "model", "token"), device="cpu")
+    model.notes = ("this one is not untrained", Note("as random as it gets", "untrained"))
+    text = Path(look(model, None, tmp_path / "out").html).read_text()
+    assert re.findall('<p class="alert">(.*?)</p>', text) == ["As random as it gets."]
+
+
+def test_open_data_is_inspected_as_it_is(tmp_path: Path, photos: Path) -> None:
+    source = vitkit.open_data(f"{photos}:all[:3]", labelled=False)
+    assert look(save(tmp_path / "model", "token"), source, tmp_path / "out").attention_distance.images == 3
+
+
+def test_settings_of_loading_are_refused_for_a_loaded_model(tmp_path: Path) -> None:
+    model = load(save(tmp_path / "model", "token"), device="cpu")
+    with pytest.raises(InputError, match="is loaded already: give image_size to vitkit.load"):
+        inspect_model(model, out=tmp_path / "out", image_size=16)
 
 
 def test_a_run_without_a_name_of_its_own_is_called_by_its_folder(tmp_path: Path) -> None:
     run = write_run(tmp_path / "mine")
     save(run / "model", "token")
-    assert look(str(run), None, tmp_path / "out")["name"] == "mine"
-    assert look(str(run / "model"), None, tmp_path / "out2")["name"] == "mine"
+    assert look(str(run), None, tmp_path / "out").name == "mine"
+    assert look(str(run / "model"), None, tmp_path / "out2").name == "mine"
 
 
 def test_an_empty_folder_holds_no_photos(tmp_path: Path) -> None:
@@ -505,8 +525,8 @@ def test_a_run_whose_metrics_are_lost_is_inspected_all_the_same(tmp_path: Path) 
     save(run / "model", "token")
     (run / "metrics.jsonl").write_text("")
     result = look(str(run), None, tmp_path / "out")
-    assert result["accuracy"] is None
-    assert any(note.startswith("its accuracy is not known: ") for note in result["notes"])
+    assert result.accuracy is None
+    assert any(note.startswith("its accuracy is not known: ") for note in result.notes)
 
 
 def test_folders_of_tables_are_data(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,5 +551,5 @@ def test_folders_of_tables_are_data(tmp_path: Path, photos: Path, monkeypatch: p
 )
 def test_positions_say_what_they_are(family: str, words: str, tmp_path: Path) -> None:
     result = look(save(tmp_path / "model", family), None, tmp_path / "out")
-    found = re.findall("They are fixed sines[^:]*|Every layer has a table[^.]*", read(result["html"]).text)
+    found = re.findall("They are fixed sines[^:]*|Every layer has a table[^.]*", read(result.html).text)
     assert [text.startswith(words) for text in found] == ([True] if words else [])

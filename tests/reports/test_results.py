@@ -19,7 +19,7 @@ from tests.reports.run_folders import write_run
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.reports.inspection import inspect_model
-from vitkit.reports.results import accuracy_of, results_in_short
+from vitkit.reports.results import Accuracy, accuracy_of, read_measured
 from vitkit.reports.runs import report
 
 TESTS = Path(__file__).parents[1]
@@ -89,13 +89,13 @@ def test_measured_results_and_mistakes_are_shown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", FEW)
     write_evaluation(run / "evaluation")
     result = report([run])
-    assert result["runs"][0]["measured"] == {
+    assert result.to_json()["runs"][0]["measured"] == {
         "data": "digits:test",
         "images": 382,
         "accuracy": 0.75,
         "loss": 0.5,
     }
-    page = read(result["html"])
+    page = read(result.html)
     assert page.images == [png("red"), png("blue")]
     measured = page.text.split("Measured")[1]
     for words in ("75.00%", "382", "digits:test", f"{EVIL}2025.00%good1090.00%"):
@@ -106,9 +106,9 @@ def test_what_is_no_picture_is_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", FEW)
     write_evaluation(run / "evaluation", per_class=7, accuracy=float("nan"), images="x", data=[])
     (run / "evaluation" / "mistakes.png").write_bytes(b"<svg onload=alert(1)>")
-    page = read(report([run])["html"])
+    page = read(report([run]).html)
     assert page.images == [png("blue")]
-    assert results_in_short({"accuracy": "high"}) == {}
+    assert read_measured({"accuracy": "high"}) is None
 
 
 def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +117,10 @@ def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_evaluation(path / "evaluation")
     write_model(path / "model")
     result = report([path])
-    assert result["html"] == "runs/pets/report/index.html"
-    assert [run["name"] for run in result["runs"]] == ["pets seed-0", "pets seed-1"]
-    assert [bool(run["measured"]) for run in result["runs"]] == [True, False]
-    text = read(result["html"]).text
+    assert result.html == "runs/pets/report/index.html"
+    assert [run.name for run in result.runs] == ["pets seed-0", "pets seed-1"]
+    assert [bool(run.measured) for run in result.runs] == [True, False]
+    text = read(result.html).text
     assert text.index("81.25% ± 1.25") < text.index("Summary")  # what it came to stands first
     for words in (
         "81.25% ± 1.25",
@@ -134,13 +134,13 @@ def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         assert words in text
     assert text.split("Config differences")[1].startswith("pets seed-0pets seed-1seed01")
-    assert accuracy_of("runs/pets") == {"metric": "accuracy", "value": 0.75, "measured_on": "digits:test"}
+    assert accuracy_of("runs/pets") == Accuracy("accuracy", 0.75, measured_on="digits:test")
 
 
 def test_a_fine_tuning_of_one_seed_has_its_name(tmp_path: Path) -> None:
     result = report([write_finetuning(tmp_path / "pets", seeds=1)])
-    assert [run["name"] for run in result["runs"]] == ["pets"]
-    text = read(result["html"]).text
+    assert [run.name for run in result.runs] == ["pets"]
+    text = read(result.html).text
     assert text.index("81.25% on ./pets:test") < text.index("Its run")
 
 
@@ -150,7 +150,7 @@ def test_a_fine_tuning_that_has_just_begun_is_told(tmp_path: Path) -> None:
         report([path])
     write_run(path / "seed-0" / "run", FEW)
     (path / "finetune.json").write_text('{"request": {}, "status": "running"}')
-    assert report([path])["runs"][0]["name"] == "pets"
+    assert report([path]).runs[0].name == "pets"
 
 
 def test_a_seed_that_failed_is_told_and_no_other_has_its_model(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_a_seed_that_failed_is_told_and_no_other_has_its_model(tmp_path: Path) -
     write_evaluation(path / "evaluation")
     run = write_run(path / "seed-0" / "run", [], status="failed", message="cannot read x.png", name="run")
     result = report([path])
-    assert [run["name"] for run in result["runs"]] == ["pets seed-1"] and not result["runs"][0]["measured"]
-    assert result["left_out"] == [f"{run} has no metrics: it failed: cannot read x.png"]
+    assert [run.name for run in result.runs] == ["pets seed-1"] and not result.runs[0].measured
+    assert result.left_out == [f"{run} has no metrics: it failed: cannot read x.png"]
     (run / "metrics.jsonl").unlink()  # which the first line makes
-    assert report([path], force=True)["left_out"] == result["left_out"]
+    assert report([path], force=True).left_out == result.left_out
     write_run(path / "seed-1" / "run", [], status="failed", message="disk is full", name="run")
     with pytest.raises(InputError, match="seed-0/run has no metrics: it failed: cannot read x.png"):
         report([path], force=True)
@@ -176,11 +176,11 @@ def test_the_seeds_of_several_are_counted(tmp_path: Path) -> None:
 def test_the_model_of_a_run_is_drawn(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", FEW, config={"data": {"train": "digits:train", "evaluate": "digits:val"}})
     write_model(run / "model")
-    page = read(report([run])["html"])
+    page = read(report([run]).html)
     inside = page.text.split("Inside the model")[1]
     assert "Similarity of positions is not defined for this model" in inside
     assert len(page.images) == 1  # filters
-    page = read(report([run], inspect=True, device="cpu", force=True)["html"])
+    page = read(report([run], inspect=True, device="cpu", force=True).html)
     inside = page.text.split("Inside the model")[1]
     assert "Mean over 32 images" in inside and inside.count("Attention rollout") == 3
     assert len(page.images) == 2 + 3 * 7
@@ -189,14 +189,14 @@ def test_the_model_of_a_run_is_drawn(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_drawn_has_a_sentence(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", FEW, config={"data": {"train": "nowhere:train"}})
     write_model(run / "model")
-    page = read(report([run], inspect=True, device="cpu")["html"])
+    page = read(report([run], inspect=True, device="cpu").html)
     assert "Attention is not drawn: unknown data source 'nowhere'" in page.text
     assert len(page.images) == 1
     (run / "model" / "config.json").write_text("{")
     result = report([run], force=True)
-    text = read(result["html"]).text
+    text = read(result.html).text
     assert "The model can't be drawn: " in text and "config.json" in text
-    [said] = result["left_out"]
+    [said] = result.left_out
     assert said.startswith("a: the model can't be drawn: ")
 
 
@@ -209,13 +209,13 @@ def test_a_run_without_labels_is_inspected_on_images_without_classes(tmp_path: P
     run = write_run(tmp_path / "a", FEW, config=config)
     write_model(run / "model")
     result = report([run], inspect=True, device="cpu")
-    assert result["left_out"] == [] and "Mean over" in read(result["html"]).text
+    assert result.left_out == [] and "Mean over" in read(result.html).text
 
 
 def test_a_seed_without_metrics_hides_no_other(tmp_path: Path) -> None:
     path = write_finetuning(tmp_path / "pets", seeds=2)
     (path / "seed-1" / "run" / "metrics.jsonl").write_text("")
-    assert [run["name"] for run in report([path])["runs"]] == ["pets seed-0"]
+    assert [run.name for run in report([path]).runs] == ["pets seed-0"]
 
 
 def test_classes_with_several_labels_are_judged_by_their_average_precision(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_classes_with_several_labels_are_judged_by_their_average_precision(tmp_p
     per_class = [{"class": "cat", "images": 3, "average_precision": 0.25}]
     results = {"mean_average_precision": 0.25, "images": 3, "per_class": per_class}
     (run / "evaluation" / "results.json").write_text(json.dumps(results))
-    text = read(report([run])["html"]).text
+    text = read(report([run]).html).text
     assert "Average precisioncat325.00%" in text.replace("\n", "")
 
 
@@ -239,22 +239,22 @@ def test_what_was_measured_of_other_weights_is_not_the_models(tmp_path: Path) ->
     write_model(run / "model")
     weights = run / "model" / "model.safetensors"
     write_evaluation(run / "evaluation", weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
-    assert accuracy_of(run) == {"metric": "accuracy", "value": 0.75, "measured_on": "digits:test"}
+    assert accuracy_of(run) == Accuracy("accuracy", 0.75, measured_on="digits:test")
     found = report([run], out=tmp_path / "before")
-    assert (found["runs"][0]["measured"]["accuracy"], found["left_out"]) == (0.75, [])
+    assert (found.runs[0].measured.metrics["accuracy"], found.left_out) == (0.75, [])
     weights.write_bytes(weights.read_bytes()[:-4] + b"else")
-    assert accuracy_of(run) == {"metric": "test/accuracy", "value": 0.5, "step": 400}
+    assert accuracy_of(run) == Accuracy("test/accuracy", 0.5, step=400)
     found = report([run], out=tmp_path / "after")
-    assert found["runs"][0]["measured"] is None and "mistakes" not in read(found["html"]).text
-    assert found["left_out"] == [
+    assert found.runs[0].measured is None and "mistakes" not in read(found.html).text
+    assert found.left_out == [
         f"{run / 'evaluation'} is of other weights or images than {run / 'model'} has now: vit eval measures anew"
     ]
     results = run / "evaluation" / "results.json"
     sizes = {"accuracy": 0.75, "data": "digits:test", "image_size": [512, 512]}
     results.write_text(json.dumps(sizes))
-    assert accuracy_of(run) == {"metric": "test/accuracy", "value": 0.5, "step": 400}
+    assert accuracy_of(run) == Accuracy("test/accuracy", 0.5, step=400)
     results.write_text("{}")
-    assert report([run], out=tmp_path / "empty")["left_out"] == []
+    assert report([run], out=tmp_path / "empty").left_out == []
 
 
 def test_the_rate_that_was_taken_is_stressed(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_the_rate_that_was_taken_is_stressed(tmp_path: Path) -> None:
     path = write_finetuning(
         tmp_path / "fine", 1, sweep_results=tried, metric="mean_average_precision", mean_average_precision=0.8
     )
-    text = Path(report([path], out=tmp_path / "out")["html"]).read_text()
+    text = Path(report([path], out=tmp_path / "out").html).read_text()
     assert re.findall(r'<tr class="best">.*?(0\.\d+)', text) == ["0.003"]
     assert "Mean average precision on the dev split" in text
 
@@ -285,12 +285,12 @@ def test_the_accuracy_of_the_last_weights_is_the_runs_own_metric(tmp_path: Path)
     ]
     best = {"metric": "test_ema/accuracy", "value": 0.7, "step": 200}
     run = write_run(tmp_path / "a", lines, best=best)
-    assert accuracy_of(run) == best
-    assert accuracy_of(f"{run}@last") == {"metric": "test/accuracy", "value": 0.4, "step": 400}
+    assert accuracy_of(run) == Accuracy("test_ema/accuracy", 0.7, step=200)
+    assert accuracy_of(f"{run}@last") == Accuracy("test/accuracy", 0.4, step=400)
     kept = write_run(
         tmp_path / "c", lines, {"select": "last"}, best=best
     )  # model/ has the last weights, averaged
-    assert accuracy_of(kept) == {"metric": "test_ema/accuracy", "value": 0.6, "step": 400}
+    assert accuracy_of(kept) == Accuracy("test_ema/accuracy", 0.6, step=400)
     unlabelled = write_run(tmp_path / "b", lines[:1], best=None)
     assert accuracy_of(f"{unlabelled}@last") is None
 
@@ -301,7 +301,7 @@ def test_pictures_of_a_run_without_labels_are_shown(tmp_path: Path) -> None:
     for step in (2, 400):
         (run / "pictures" / f"{step:08d}.png").write_bytes(png("red"))
     (run / "pictures" / "notes.png").write_bytes(b"no picture")
-    page = read(report([run])["html"])
+    page = read(report([run]).html)
     assert "Step 2: an image, what is left of it" in page.text and "Step 400: an image" in page.text
     assert len(page.images) == 2
 
@@ -319,7 +319,7 @@ def test_photos_have_the_names_that_an_inspection_gives_them(tmp_path: Path) -> 
     reported = report([run], inspect=True, device="cpu")
     inspected = inspect_model(run, data, out=tmp_path / "out", device="cpu", num_photos=10)
     names, others = (
-        re.findall("<article><h3>(.*?)</h3>", Path(result["html"]).read_text(encoding="utf-8"))
+        re.findall("<article><h3>(.*?)</h3>", Path(result.html).read_text(encoding="utf-8"))
         for result in (reported, inspected)
     )
     assert names == ["sand/000.png", "sand/003.png", "sand/006.png"]

@@ -17,6 +17,7 @@ from tests.reports import run_folders
 from tests.reports.pages import read
 from vitkit.config import to_dict, write_yaml
 from vitkit.errors import InputError
+from vitkit.reports.results import Accuracy
 from vitkit.reports.runs import differences, report
 from vitkit.training.recipes import resolve
 
@@ -35,13 +36,13 @@ def colours(path: str) -> int:
 
 def test_one_run(tmp_path: Path) -> None:
     result = report([write_run(tmp_path / "digits")])
-    assert result["html"] == str(tmp_path / "digits" / "report" / "index.html")
+    assert result.html == str(tmp_path / "digits" / "report" / "index.html")
     assert sorted(path.name for path in (tmp_path / "digits" / "report").iterdir()) == [
         "curves.png",
         "index.html",
     ]
-    assert colours(result["png"]) > 10
-    text = read(result["html"]).text
+    assert colours(result.png) > 10
+    text = read(result.html).text
     for words in (
         "91.90% val ema accuracy at step 400",
         "1 h 5 min",
@@ -59,11 +60,11 @@ def test_one_run(tmp_path: Path) -> None:
 
 def test_the_result_is_json(tmp_path: Path) -> None:
     result = report([write_run(tmp_path / "digits", cost={"parameters": float("nan")}, steps=500)])
-    json.dumps(result, allow_nan=False)
-    (run,) = result["runs"]
-    assert run["best"] == {"metric": "val_ema/accuracy", "value": 0.919, "step": 400}
-    assert run["final"]["val/accuracy"] == pytest.approx(10 / 11)
-    picked = {name: run[name] for name in ("name", "status", "model", "data", "step", "steps", "device")}
+    written = json.loads(json.dumps(result.to_json(), allow_nan=False))["runs"][0]
+    (run,) = result.runs
+    assert run.best == Accuracy("val_ema/accuracy", 0.919, step=400)
+    assert run.final["val/accuracy"] == pytest.approx(10 / 11)
+    picked = {name: written[name] for name in ("name", "status", "model", "data", "step", "steps", "device")}
     assert picked == {
         "name": "digits",
         "status": "done",
@@ -73,7 +74,7 @@ def test_the_result_is_json(tmp_path: Path) -> None:
         "steps": 500,
         "device": "NVIDIA H200",
     }
-    assert (run["seconds"], run["images_per_second"], run["parameters"]) == (3905.0, 900.0, None)
+    assert (run.seconds, run.images_per_second, run.parameters) == (3905.0, 900.0, None)
 
 
 def test_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,21 +83,21 @@ def test_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"model": "Ti/16", "data": {"train": "digits:train"}, "optimizer": {"learning_rate": 0.003}}
     second = write_run(Path("runs/second"), config=config, status="failed", message="loss is nan at step 401")
     result = report([first, second])
-    assert (result["html"], result["png"]) == ("report/index.html", "report/curves.png")
-    assert [run["name"] for run in result["runs"]] == ["first", "second"]
-    text = read(result["html"]).text
+    assert (result.html, result.png) == ("report/index.html", "report/curves.png")
+    assert [run.name for run in result.runs] == ["first", "second"]
+    text = read(result.html).text
     assert "2 runs" in text
     assert "second: loss is nan at step 401" in text
     differing = text.split("Config differences")[1].split("Run again")[0]
     assert differing == "firstsecondoptimizer.learning_rate0.0010.003"
-    assert colours(result["png"]) > 10
+    assert colours(result.png) > 10
 
 
 def test_a_run_without_metrics_is_left_out(tmp_path: Path) -> None:
     whole, empty = write_run(tmp_path / "whole", FEW), write_run(tmp_path / "empty", [])
     result = report([whole, empty], out=tmp_path / "out")
-    assert [run["name"] for run in result["runs"]] == ["whole"]
-    assert result["left_out"] == [f"{empty} has no metrics: wait for its first line"]
+    assert [run.name for run in result.runs] == ["whole"]
+    assert result.left_out == [f"{empty} has no metrics: wait for its first line"]
     with pytest.raises(InputError, match="empty has no metrics"):
         report([empty], out=tmp_path / "other")
 
@@ -107,18 +108,18 @@ def test_settings_are_shown_as_the_run_has_them(tmp_path: Path) -> None:
     for place, train in enumerate(("digits:train", "./Vögel:train")):
         run = write_run(tmp_path / f"{place}", FEW)
         (run / "config.yaml").write_text(written + write_yaml({"last": train}), encoding="utf-8")
-        assert f"{written}last: {train}\n" in read(report([run])["html"]).text
+        assert f"{written}last: {train}\n" in read(report([run]).html).text
 
 
 def test_equal_configs_are_told(tmp_path: Path) -> None:
     result = report([write_run(tmp_path / "a", FEW), write_run(tmp_path / "b", FEW)], out=tmp_path / "out")
-    assert "All runs have the same config." in read(result["html"]).text
+    assert "All runs have the same config." in read(result.html).text
 
 
 def test_ten_runs_are_the_most(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"run{number}", FEW) for number in range(11)]
     result = report(runs[:10], out=tmp_path / "out")
-    assert len(result["runs"]) == 10
+    assert len(result.runs) == 10
     with pytest.raises(InputError, match="11 runs were given; a report can tell 10 apart"):
         report(runs, out=tmp_path / "out2")
 
@@ -140,14 +141,14 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
         tmp_path / "b", config={"data": evil}, **{**settings, "status": "failed", "message": evil}
     )
     for runs in ([one], [one, two]):
-        text = read(report(runs, out=tmp_path / "out", force=True)["html"]).text
+        text = read(report(runs, out=tmp_path / "out", force=True).html).text
         assert evil in text
         assert text.count("&lt;") == 0
 
 
 def test_a_torn_last_line_does_no_harm(tmp_path: Path) -> None:
     result = report([write_run(tmp_path / "a", FEW, tail='{"step": 420, "lo')])
-    assert result["runs"][0]["step"] == 400
+    assert result.runs[0].step == 400
 
 
 def test_the_least_of_a_run(tmp_path: Path) -> None:
@@ -155,9 +156,9 @@ def test_the_least_of_a_run(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
     result = report([folder])
-    assert result["runs"][0]["final"] == {"train/loss": 2.5}
-    assert "Final train loss2.5000" in read(result["html"]).text
-    assert colours(result["png"]) > 1
+    assert result.runs[0].final == {"train/loss": 2.5}
+    assert "Final train loss2.5000" in read(result.html).text
+    assert colours(result.png) > 1
 
 
 def test_a_run_without_curves_is_told(tmp_path: Path) -> None:
@@ -178,9 +179,9 @@ def test_odd_types_in_the_state_do_no_harm(tmp_path: Path) -> None:
         steps=None,
     )
     result = report([write_run(tmp_path / "a", FEW, {"model": {"name": "B/16"}, "data": [1]}, **odd)])
-    assert "vit train 'a b'" in read(result["html"]).text
-    run = result["runs"][0]
-    assert (run["model"], run["data"], run["status"], run["best"], run["seconds"]) == (
+    assert "vit train 'a b'" in read(result.html).text
+    run = result.runs[0]
+    assert (run.model, run.data, run.status, run.best, run.seconds) == (
         "B/16",
         None,
         None,
@@ -192,22 +193,22 @@ def test_odd_types_in_the_state_do_no_harm(tmp_path: Path) -> None:
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / folder / "digits", FEW) for folder in "ab"]
     result = report(runs, out=tmp_path / "out")
-    assert [run["name"] for run in result["runs"]] == [str(run) for run in runs]
+    assert [run.name for run in result.runs] == [str(run) for run in runs]
 
 
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", FEW)
     result = report([run])
-    Path(result["html"]).write_text("mine")
+    Path(result.html).write_text("mine")
     with pytest.raises(InputError, match=r"index.html exists; --force overwrites it"):
         report([run])
-    assert Path(result["html"]).read_text() == "mine"
-    Path(result["html"]).unlink()
+    assert Path(result.html).read_text() == "mine"
+    Path(result.html).unlink()
     with pytest.raises(InputError, match=r"curves.png exists; --force overwrites it"):
         report([run])
     (tmp_path / "a" / "report" / "notes.txt").write_text("kept")
     report([run], force=True)
-    read(result["html"])
+    read(result.html)
     assert (tmp_path / "a" / "report" / "notes.txt").read_text() == "kept"
 
 
@@ -229,13 +230,13 @@ def test_bad_arguments(tmp_path: Path) -> None:
 def test_long_tables_are_folded_and_thinned(tmp_path: Path) -> None:
     lines = [{"step": step, "val/accuracy": step / 2000} for step in range(1, 1001)]
     best = {"metric": "val/accuracy", "value": 0.5, "step": 778}
-    text = Path(report([write_run(tmp_path / "a", lines, best=best)])["html"]).read_text(encoding="utf-8")
+    text = Path(report([write_run(tmp_path / "a", lines, best=best)]).html).read_text(encoding="utf-8")
     rows = re.findall(r'<tr(?: class="(best)")?><th scope="row" class="right">([\d,]+)</th>', text)
     assert 200 <= len(rows) <= 201
     assert rows[0][1] == "1" and rows[-1][1] == "1,000"
     assert [step for mark, step in rows if mark] == ["778"]
     assert "<summary>1,000 evaluations</summary>" in text
-    short = Path(report([write_run(tmp_path / "b", lines[:12])])["html"]).read_text(encoding="utf-8")
+    short = Path(report([write_run(tmp_path / "b", lines[:12])]).html).read_text(encoding="utf-8")
     assert "evaluations</summary>" not in short
 
 
@@ -269,7 +270,7 @@ def test_settings_that_an_objective_does_not_read_are_no_differences(tmp_path: P
     assert differences([configs["mae"], unknown])["objective.own"] == ["", 1]
     assert differences([{"objective": "mae"}, {"objective": {}}]) == {"objective": ["mae", {}]}
     runs = [write_run(tmp_path / name, FEW, config=configs[name]) for name in ("masked", "mae")]
-    text = read(report(runs, out=tmp_path / "out")["html"]).text.split("Config differences")[1]
+    text = read(report(runs, out=tmp_path / "out").html).text.split("Config differences")[1]
     assert "objective.mask_share–0.6" in text and "objective.corrupt_share0.5–" in text
 
 
@@ -296,5 +297,5 @@ def test_runs_without_a_model_need_no_torch(tmp_path: Path) -> None:
 )
 def test_a_model_of_another_shape_than_its_names_is_told(tmp_path: Path, model: Any, words: str) -> None:
     result = report([write_run(tmp_path / "a", FEW, config={"model": model, "data": "digits:train"})])
-    assert f"Model{words}Datadigits:train" in read(result["html"]).text
-    assert result["runs"][0]["model"] == (model if isinstance(model, str) else model["name"])
+    assert f"Model{words}Datadigits:train" in read(result.html).text
+    assert result.runs[0].model == (model if isinstance(model, str) else model["name"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -77,17 +77,12 @@ def inspect(
             announce=note,
         )
     if json:
-        print_json(result)
+        print_json(result.to_json())
     else:
-        print_result(result)
-    for entry in result["unreadable"]:
-        note(f"cannot read {entry['image']}: {entry['reason']}")
-    if result["unreadable"]:
+        print(result.html)
+        if result.attention_distance is None and "distance" not in result.undefined:
+            note("attention is drawn over images: vit inspect MODEL IMAGES")
+    for entry in result.unreadable:
+        note(f"cannot read {entry.image}: {entry.reason}")
+    if result.unreadable:
         raise typer.Exit(1)
-
-
-def print_result(result: dict[str, Any]) -> None:
-    """Print where the page is, and how it shows more."""
-    print(result["html"])
-    if result["attention_distance"] is None and "distance" not in result["undefined"]:
-        note("attention is drawn over images: vit inspect MODEL IMAGES")

@@ -41,10 +41,10 @@ def report(
 
     with progress_bar("inspecting") if inspect else nullcontext() as progress:
         result = run(runs, out=out, inspect=inspect, device=device, force=force, progress=progress)
-    for line in result["left_out"]:
+    for line in result.left_out:
         note(f"left out: {line}")
     if json:
-        print_json(result)
+        print_json(result.to_json())
     else:
-        print(result["html"])
-        print(result["png"])
+        print(result.html)
+        print(result.png)

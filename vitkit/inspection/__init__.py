@@ -1,4 +1,4 @@
-"""Seeing inside: functions that return arrays; `pictures` beside them draws what they return."""
+"""Seeing inside: functions that return arrays; `vitkit.figures.maps` draws what they return."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Undefined(InputError):
         self.what, self.reason = what, reason
 
 
-def in_short(errors: Iterable[Undefined]) -> list[str]:
+def join_reasons(errors: Iterable[Undefined]) -> list[str]:
     """Return few sentences: one for all that is not defined for the same reason."""
     found: dict[str, list[str]] = {}
     for error in errors:

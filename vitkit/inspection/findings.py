@@ -2,71 +2,47 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from itertools import chain, islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitkit.data.fetch import check_choice
-from vitkit.data.images import EXTENSIONS, find_images, prepare
-from vitkit.data.open import BUILT_IN, open_data
-from vitkit.data.sources.source import Files, Picture, Source, spread
-from vitkit.data.sources.vision import DATA_SETS
-from vitkit.data.spec import DataSpec
+from vitkit.data.images import prepare
+from vitkit.data.sources.source import Picture, Source, spread
 from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError, did_you_mean
-from vitkit.figures import maps as pictures
-from vitkit.inspection import (
-    attention_distance,
-    attention_maps,
-    gradient_rollout,
-    pooling_map,
-    position_similarity,
-    rollout,
-    token_colors,
-    uniform_distance,
-)
 from vitkit.inspection.asking import Undefined, check_head
-from vitkit.inspection.flow import Flow, Fuse
-from vitkit.inspection.weights import captioned_filters
-from vitkit.models.configs import CompactConfig, HybridConfig, ViTConfig
+from vitkit.inspection.attention import attention_distance, attention_maps, pooling_map, uniform_distance
+from vitkit.inspection.drawings import (
+    Drawing,
+    draw_distances,
+    draw_filters,
+    draw_photo,
+    draw_positions,
+    photo_sheets,
+    photo_tiles,
+)
+from vitkit.inspection.flow import Flow, Fuse, gradient_rollout, rollout
+from vitkit.inspection.tokens import token_colors
+from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.predictor import Prediction, Predictor
 
-Images = str | os.PathLike[str] | DataSpec | Iterable[str | os.PathLike[str]]
-TABLES = (".csv", ".parquet", ".tar")
 CHUNK = 16
 "Images that are prepared at once where the caller doesn't say how many."
 AHEAD = 128
 "Images that threads prepare before the model takes them, at most; many cores would fill the memory."
 TOP = 5
-LARGEST, SMALL, LAYER = 320, 160, 150
-"Longest side of a photo in pixels; side below which its pixels are drawn as squares; side of a layer's map."
 NUM_METHODS = 6
 "Passes over each photo: predictions, rollout, its gradient, tokens, pooling, attention."
 
-
-@dataclass(frozen=True)
-class Drawing:
-    """A picture, the name of its file without ending, and its caption."""
-
-    name: str
-    image: Image.Image
-    caption: str
-
-    @cached_property
-    def png(self) -> bytes:
-        buffer = io.BytesIO()
-        self.image.save(buffer, "PNG", optimize=True)
-        return buffer.getvalue()
+Computed = TypeVar("Computed")
 
 
 class Distances(NamedTuple):
@@ -79,7 +55,7 @@ class Distances(NamedTuple):
 
 @dataclass(frozen=True)
 class Photo:
-    """An image, what the model takes it for, and where the model looks."""
+    """An image, what it is predicted as, and where the model looks."""
 
     where: str
     name: str
@@ -102,9 +78,17 @@ class Findings:
     unreadable: list[Unreadable] = field(default_factory=list)
     undefined: dict[str, Undefined] = field(default_factory=dict)
 
+    def attempt(self, name: str, compute: Callable[[], Computed]) -> Computed | None:
+        """Return what is computed, or keep the reason why it is not defined and return None."""
+        try:
+            return compute()
+        except Undefined as error:
+            self.undefined[name] = error
+            return None
+
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutOptions:
     """How rollout fuses heads, the weight of the residual, the share that it discards, and the class it is asked for."""
 
     fuse: Fuse = "mean"
@@ -114,75 +98,14 @@ class Rollout:
 
     def __post_init__(self) -> None:
         check_choice("fuse", self.fuse, Fuse)
-        Flow(self.residual, self.discard)  # refuses shares that are none
-
-
-def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
-    """Return the images of files, folders or a DATA string: what exists and isn't a table or shards is photos.
-
-    leave_out: files that are no photos wherever they lie, an earlier inspection's.
-    """
-    if isinstance(images, DataSpec):
-        return open_data(images, default="measure", labelled=False)
-    if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable):
-        images = [images]
-    given = list(images)
-    for one in given:
-        if not isinstance(one, str | os.PathLike):
-            raise InputError(f"an image is given as a {type(one).__name__}; expected paths, or a DATA string")
-    if not given:
-        raise InputError("no images to inspect: give one at least, or leave them out")
-    if len(given) == 1 and _is_data(os.fspath(given[0])):
-        is_there = os.path.exists(os.path.expanduser(given[0]))
-        return open_data(Path(given[0]) if is_there else given[0], default="measure", labelled=False)
-    for text in (os.fspath(path) for path in given):
-        is_named = ":" in text or text in (*BUILT_IN, *DATA_SETS)
-        if is_named and not os.path.exists(os.path.expanduser(text)) and _is_data(text):
-            raise InputError(
-                f"{text} is data, and data is inspected alone: leave out the others, or give files"
-            )
-    left_out = {path.resolve() for path in leave_out}
-    for path in given:
-        if Path(path).expanduser().resolve() in left_out:
-            raise InputError(f"{path} is a picture of the inspection that is there: give the photo itself")
-    found = find_images([os.path.expanduser(path) for path in given])
-    paths = [str(path) for path in found if path.resolve() not in left_out]
-    return Files("photos", "all", ("",), np.zeros(len(paths), np.int64), paths)
-
-
-def _is_data(text: str) -> bool:
-    path = os.path.expanduser(text)
-    suffix = os.path.splitext(path)[1].lower()
-    if os.path.isdir(path):
-        try:
-            return not find_images(path)
-        except InputError:  # parquet files or shards in a folder
-            return bool(os.listdir(path))
-    if os.path.exists(path):
-        return suffix in TABLES
-    return suffix not in EXTENSIONS and not path.endswith(("/", os.sep))
+        Flow(self.residual, self.discard)  # checks both
 
 
 def examine_weights(predictor: Predictor) -> Findings:
     """Return what needs no images: filters and the similarity of positions."""
     found = Findings()
-
-    def filters() -> Drawing:
-        values, caption = captioned_filters(predictor)
-        return Drawing("filters", pictures.filter_sheet(values, caption), pictures.sentence(caption))
-
-    def positions() -> Drawing:
-        image = pictures.similarity_picture(position_similarity(predictor))
-        config = predictor.model.config
-        caption = "Each tile: how alike a patch's position embedding is to those of all patches."
-        if getattr(config, "positions", "") in ("sincos_2d", "sine"):
-            caption += " They are fixed sines, not learned: the same in every model of this grid and width."
-        if isinstance(config, ViTConfig) and config.positions_at == "every_layer":
-            caption += f" Every layer has a table of its own; this is the first of {config.depth}."
-        return Drawing("positions", image, caption)
-
-    for name, draw in (("filters", filters), ("positions", positions)):
-        if drawing := _attempt(found, name, draw):
+    for name, draw in (("filters", draw_filters), ("positions", draw_positions)):
+        if drawing := found.attempt(name, partial(draw, predictor)):
             found.drawings[name] = drawing
     return found
 
@@ -193,12 +116,12 @@ def examine(
     *,
     num_images: int,
     num_photos: int,
-    options: Rollout | None = None,
+    options: RolloutOptions | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Findings:
     """Return what needs images too: attention distance over up to `num_images`, and maps of up to `num_photos`."""
-    options = options or Rollout()
+    options = options or RolloutOptions()
     for name, number, least in (("num_images", num_images, 1), ("num_photos", num_photos, 0)):
         if number < least:
             raise InputError(f"{name} must be at least {least}, not {number}")
@@ -206,34 +129,33 @@ def examine(
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     if not len(source):
         raise InputError(f"{source.name}:{source.split} has no images")
-    target = _target(predictor, options.target)
+    target = _class_number(predictor, options.target)
     found = examine_weights(predictor)
-    config = predictor.model.config
     shown = spread(len(source), min(num_photos, num_images))
     others = np.setdiff1d(spread(len(source), num_images), shown)
     others = others[spread(len(others), num_images - len(shown))]
     used = np.union1d(shown, others)
-    if not isinstance(config, ViTConfig | CompactConfig):
+    if not isinstance(predictor.model.config, ViTConfig | CompactConfig):
         used = shown  # a ResNet has no attention to measure
     done, total = 0, len(used) + NUM_METHODS * len(shown)
 
-    def tell(count: int) -> None:
+    def advance(count: int) -> None:
         nonlocal done
         done += count
         if progress:
             progress(done, total)
 
     try:
-        kept = _measure(predictor, source, used, set(shown.tolist()), batch_size, found, tell)
+        kept = _measure(predictor, source, used, set(shown.tolist()), batch_size, found, advance)
         if kept:
-            _photograph(predictor, source, kept, target, options, batch_size, found, tell)
+            _map_photos(predictor, source, kept, target, options, batch_size, found, advance)
     except torch.OutOfMemoryError as error:
         words = "" if batch_size is None else f" with batch size {batch_size}"
         raise InputError(f"out of memory{words}: give a smaller --batch-size, or --device cpu") from error
     return found
 
 
-def _target(predictor: Predictor, target: str | int | None) -> int | None:
+def _class_number(predictor: Predictor, target: str | int | None) -> int | None:
     """Return the number of a class that is given by name or number."""
     if target is None:
         return None
@@ -267,7 +189,7 @@ def _measure(
     shown: set[int],
     batch_size: int | None,
     found: Findings,
-    tell: Callable[[int], None],
+    advance: Callable[[int], None],
 ) -> list[Kept]:
     """Sum up attention distances, a few images at a time, and return those images that are to be drawn."""
     config, preprocessing = predictor.model.config, predictor.preprocessing
@@ -292,67 +214,62 @@ def _measure(
         if tensors and has_attention:
             values = attention_distance(predictor, torch.stack(tensors), batch_size=batch_size)
             sums, count = sums + len(tensors) * values, count + len(tensors)
-        tell(len(chunk))
+        advance(len(chunk))
     if found.unreadable and len(found.unreadable) == len(used):
         first = found.unreadable[0]
         raise InputError(f"none of the images can be read; {first.image}: {first.reason}")
-    if not has_attention:
-        _attempt(found, "distance", lambda: attention_distance(predictor, torch.empty(0)))
+    if not isinstance(config, ViTConfig | CompactConfig):
+        found.attempt("distance", lambda: attention_distance(predictor, torch.empty(0)))
         return kept
-    assert isinstance(config, ViTConfig | CompactConfig)
     if not np.isfinite(sums).all():
         raise InputError(f"{predictor.name} gives attention that is not finite: its weights are broken")
     found.distances = Distances(sums / count, uniform_distance(config.grid, config.stride), count)
-    image = pictures.distance_picture(found.distances.values, found.distances.uniform)
-    caption = f"Mean over {count:,} {'image' if count == 1 else 'images'}; a point is a head."
-    found.drawings["distance"] = Drawing("attention_distance", image, caption)
+    found.drawings["distance"] = draw_distances(*found.distances)
     return kept
 
 
-def _photograph(
+def _map_photos(
     predictor: Predictor,
     source: Source,
     kept: list[Kept],
     target: int | None,
-    options: Rollout,
+    options: RolloutOptions,
     batch_size: int | None,
     found: Findings,
-    tell: Callable[[int], None],
+    advance: Callable[[int], None],
 ) -> None:
-    """Draw each photo, what it is taken for, and every map that is defined."""
+    """Draw each photo, its predictions, and every map that is defined."""
     images = torch.stack([photo.prepared for photo in kept])
-    shares: dict[str, Any] = {
-        "residual": options.residual,
-        "discard": options.discard,
-        "batch_size": batch_size,
-    }
+    config = predictor.model.config
 
     def predict() -> list[list[Prediction]]:
         check_head(predictor, "a prediction")
         return predictor.predict([photo.picture for photo in kept], TOP, batch_size or CHUNK)
 
-    tops = _attempt(found, "prediction", predict)
-    tell(len(kept))
+    tops = found.attempt("prediction", predict)
+    advance(len(kept))
     classes = [top[0]["index"] if target is None else target for top in tops or ()]
+    shares = options.residual, options.discard
     methods: dict[str, Callable[[], np.ndarray]] = {
-        "rollout": lambda: rollout(predictor, images, options.fuse, **shares),
+        "rollout": lambda: rollout(predictor, images, options.fuse, *shares, batch_size=batch_size),
         # What has no prediction has no class to ask for: both are undefined for the same reason.
-        "gradient": lambda: gradient_rollout(predictor, images, classes or 0, **shares),
+        "gradient": lambda: gradient_rollout(predictor, images, classes or 0, *shares, batch_size=batch_size),
         "tokens": lambda: token_colors(predictor, images, batch_size=batch_size),
         "pooling": lambda: pooling_map(predictor, images, batch_size=batch_size),
         "attention": lambda: attention_maps(predictor, images, batch_size=batch_size),
     }
     maps: dict[str, np.ndarray] = {}
-    for name, compute in methods.items():
-        values = _attempt(found, name, compute)
+    for method, compute in methods.items():
+        values = found.attempt(method, compute)
         if values is not None:
-            maps[name] = values
-        tell(len(kept))
-    names = _names(source, [photo.place for photo in kept])
+            maps[method] = values
+        advance(len(kept))
+    names = _photo_names(source, [photo.place for photo in kept])
     for place, photo in enumerate(kept):
+        file = f"photo-{place + 1}"
         target_name = predictor.class_names[classes[place]] if classes else None
         own = {method: values[place] for method, values in maps.items()}
-        picture = _sized(pictures.photo(_read(photo.prepared, predictor), predictor.preprocessing))
+        picture = draw_photo(photo.prepared, config, predictor.preprocessing)
         found.photos.append(
             Photo(
                 source.where(photo.place),
@@ -360,104 +277,13 @@ def _photograph(
                 _label(source, photo.place),
                 tops[place] if tops else [],
                 target_name if "gradient" in maps else None,
-                _tiles(f"photo-{place + 1}", picture, own, target_name, predictor),
-                _sheets(f"photo-{place + 1}", picture, own, predictor),
+                photo_tiles(file, picture, own, target_name, config),
+                photo_sheets(file, picture, own, config),
             )
         )
 
 
-def _attempt(found: Findings, name: str, compute: Callable[[], Any]) -> Any:
-    """Return what is computed, or note why it is not defined and return None."""
-    try:
-        return compute()
-    except Undefined as error:
-        found.undefined[name] = error
-        return None
-
-
-def _tiles(
-    name: str, picture: Image.Image, maps: dict[str, np.ndarray], target: str | None, predictor: Predictor
-) -> list[Drawing]:
-    """Return the photo and what is drawn in its size."""
-    found = [Drawing(name, picture, f"What the model saw{_left_out(predictor)}")]
-    cells = _cells(predictor) if maps else None
-    pool = "SeqPool" if getattr(predictor.model.config, "pool", "") == "seqpool" else "the MAP head"
-    captions = {
-        "rollout": "Attention rollout",
-        "gradient": f"Gradient rollout for {target}",
-        "pooling": f"Weights of {pool}",
-    }
-    for method, caption in captions.items():
-        if method in maps:
-            heat = maps[method]
-            image = pictures.overlay(picture, heat, cells)
-            found.append(Drawing(f"{name}-{method}", image, f"{caption}: {_scale(heat)}"))
-    if "tokens" in maps:
-        image = pictures.color_picture(maps["tokens"], picture.size, cells)
-        found.append(Drawing(f"{name}-tokens", image, "Patch tokens as colours"))
-    return found
-
-
-def _read(prepared: Tensor, predictor: Predictor) -> Tensor:
-    """Return the pixels (channels, height, width) that the model reads."""
-    height, width = predictor.model.config.covered
-    return prepared[:, :height, :width]
-
-
-def _cells(predictor: Predictor) -> tuple[float, float]:
-    """Return how many rows and columns of the grid lie over what the model reads; the last may reach beyond it."""
-    config = predictor.model.config
-    assert isinstance(config, ViTConfig | CompactConfig)
-    return config.covered[0] / config.stride, config.covered[1] / config.stride
-
-
-def _left_out(predictor: Predictor) -> str:
-    """Say which pixels patches don't cover, '' where they cover all."""
-    config = predictor.model.config
-    (height, width), (tall, wide) = config.size, config.covered
-    if config.covered == config.size:
-        return ""
-    return f": {wide} × {tall} of {width} × {height} pixels, all that whole patches cover"
-
-
-def _sheets(
-    name: str, picture: Image.Image, maps: dict[str, np.ndarray], predictor: Predictor
-) -> list[Drawing]:
-    """Return each layer's map over the photo, and the map of every head of every layer."""
-    if "attention" not in maps:
-        return []
-    layers = maps["attention"].mean(1)  # (layers, rows, columns)
-    overlays = [pictures.overlay(picture, layer, _cells(predictor)) for layer in layers]
-    captions = [
-        f"layer {number}: {_scale(layer).replace(' to ', '–')}" for number, layer in enumerate(layers)
-    ]
-    title = "Attention of each layer, mean of its heads"
-    note = "Each map is on a scale of its own: below it the attention that a dark and a bright patch has."
-    sheet = pictures.sheet(overlays, captions, min(6, len(layers)), title, note, side=LAYER)
-    grid = pictures.head_grid(maps["attention"])
-    return [
-        Drawing(f"{name}-layers", sheet, "Each layer over the photo, mean of its heads."),
-        Drawing(f"{name}-heads", grid, "Every head: columns are layers, rows are heads."),
-    ]
-
-
-def _scale(heat: np.ndarray) -> str:
-    """Return the shares that a map draws darkest and brightest: '0.21 to 1.4%'"""
-    low, high = (f"{round(100 * value, 2):.3g}" for value in pictures.scale_of(heat))
-    return f"{low} to {high}%"
-
-
-def _sized(picture: Image.Image) -> Image.Image:
-    """Return a photo that is neither tiny nor larger than a page shows; few pixels stay sharp squares."""
-    longest = max(picture.size)
-    if longest < SMALL:
-        factor = -(-SMALL // longest)
-        return picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
-    picture.thumbnail((LARGEST, LARGEST), Image.Resampling.BICUBIC)
-    return picture
-
-
-def _names(source: Source, indices: list[int]) -> list[str]:
+def _photo_names(source: Source, indices: list[int]) -> list[str]:
     """Return where images lie in the folder of all, so that one has the same name however many are drawn."""
     places = [source.where(index) for index in indices]
     others = [source.where(int(index)) for index in spread(len(source), 1000)]  # all, but of very many
@@ -475,22 +301,3 @@ def _label(source: Source, index: int) -> str | None:
     row = source.labels[index]
     numbers = np.flatnonzero(row).tolist() if source.has_several_labels else [int(row)]
     return ", ".join(source.class_names[number] for number in numbers) or None
-
-
-def grid_in_words(predictor: Predictor) -> str:
-    """Say what a map's cells are, '' for a model without any."""
-    config = predictor.model.config
-    if not isinstance(config, ViTConfig | CompactConfig):
-        return ""
-    rows, columns = config.grid
-    if isinstance(config, HybridConfig):
-        what = (
-            "cells of the ResNet's feature map"
-            if config.patch == 1
-            else "patches of the ResNet's feature map"
-        )
-    elif isinstance(config, CompactConfig) and config.tokenizer == "convolutions":
-        what = "cells of the tokenizer's feature map"
-    else:
-        what = "patches"
-    return f"{rows} × {columns} {what}, each {config.stride} × {config.stride} pixels"

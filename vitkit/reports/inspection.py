@@ -4,41 +4,84 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitkit import __version__
-from vitkit.config import to_dict
 from vitkit.costs import cost_of
-from vitkit.data.threads import Progress
+from vitkit.data.threads import Progress, Unreadable
 from vitkit.errors import InputError
 from vitkit.figures import numbers
 from vitkit.figures.maps import distance_table, sentence
 from vitkit.files import write_file
-from vitkit.inspection.asking import in_short
-from vitkit.inspection.findings import (
-    Drawing,
-    Findings,
-    Images,
-    Rollout,
-    examine,
-    examine_weights,
-    grid_in_words,
-    open_images,
-)
+from vitkit.inspection.asking import join_reasons
+from vitkit.inspection.drawings import Drawing, grid_in_words
+from vitkit.inspection.findings import Findings, RolloutOptions, examine, examine_weights
 from vitkit.inspection.flow import Fuse
-from vitkit.models.configs import CompactConfig, ResNetConfig, Size, ViTConfig
-from vitkit.predictor import Names, Predictor, load
+from vitkit.inspection.opening import Images, open_images
+from vitkit.models.configs import CompactConfig, Preprocessing, ResNetConfig, Size, ViTConfig
+from vitkit.notes import kind_of
+from vitkit.predictor import Names, Prediction, Predictor, load
 from vitkit.reports.folder import read_object
 from vitkit.reports.page import Html, element, facts, join, page, section, table
-from vitkit.reports.results import accuracy_in_words, accuracy_of
+from vitkit.reports.results import Accuracy, accuracy_in_words, accuracy_of
 from vitkit.reports.sections import distance_sections, missing, photo_parts, weight_sections
+from vitkit.results import Result
 from vitkit.weights.folder import in_words
 
 PAGE, DISTANCES, RECORD = "index.html", "attention_distance.csv", "inspection.json"
 FOLDER = "inspection"
 PART_NAMES = {"mlp": "MLP", "qkv": "Queries, keys, values"}
+
+
+@dataclass(frozen=True)
+class AttentionDistance(Result):
+    """Mean attention distances in pixels, over so many images; uniform is that of even attention."""
+
+    images: int
+    uniform: float
+    by_layer: list[float]
+    by_head: list[list[float]]
+
+
+@dataclass(frozen=True)
+class InspectedPhoto(Result):
+    """An image, its class where data says it, its likeliest classes, and the class of its gradient rollout."""
+
+    image: str
+    label: str | None
+    top: list[Prediction]
+    target: str | None
+
+
+@dataclass(frozen=True)
+class ImageCost(Result):
+    """The cost of one image's forward pass, whole and by part."""
+
+    parameters: int
+    tokens: int | None
+    macs: int
+    flops: int
+    parts: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Inspection(Result):
+    """What an inspection found, and the files that it wrote; undefined has the reason for each part that isn't there."""
+
+    name: str
+    accuracy: Accuracy | None
+    cost: ImageCost
+    preprocessing: Preprocessing
+    attention_distance: AttentionDistance | None
+    photos: list[InspectedPhoto]
+    unreadable: list[Unreadable]
+    undefined: dict[str, str]
+    model: str
+    html: str
+    files: list[str]
+    notes: list[str]
 
 
 def inspect_model(
@@ -60,27 +103,24 @@ def inspect_model(
     force: bool = False,
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Draw what a model has learned into a folder, and return what `vit inspect --json` prints.
+) -> Inspection:
+    """Draw what a model has learned into a folder, and return what was found; `to_json` is what `vit inspect --json` prints.
 
-    model: any MODEL, or what `vitkit.load` returned, which is taken as it is, whatever device, image_size and names say.
-    images: files and folders, or a DATA string; without any, only what needs none is drawn.
-    target: the class of the gradient rollout, by name or number; left open, the one that each photo is taken for.
+    model: any MODEL, or what `vitkit.load` returned; then device, image_size, names and accept are given to `load`.
+    images: files and folders, a DATA string, or an open source; without any, only what needs none is drawn.
+    target: the class of the gradient rollout, by name or number; the default is each photo's predicted class.
     num_images: attention distance is the mean over up to so many. num_photos: how many of them are drawn. Both are
     evenly spread over what is given. fuse, residual, discard: of attention rollout.
     batch_size: images that the model takes at once; left open, as many as attention leaves memory for.
     """
     if not isinstance(model, str | os.PathLike | Predictor):
         raise InputError(f"model is a {type(model).__name__}; expected a MODEL, or what vitkit.load returns")
-    options = Rollout(fuse, residual, discard, target)
+    options = RolloutOptions(fuse, residual, discard, target)
     folder = Path(out).expanduser()
     earlier = _earlier_files(folder, force)
     source = None if images is None else open_images(images, earlier)
-    if isinstance(model, Predictor):
-        predictor, given = model, ""
-    else:
-        predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
-        given = os.fspath(model)
+    predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
+    given = "" if isinstance(model, Predictor) else os.fspath(model)
     notes = (*predictor.notes, *(source.notes if source else ()))
     accuracy = None
     try:
@@ -105,20 +145,15 @@ def inspect_model(
             progress=progress,
         )
     if announce:  # few models have pooling weights, so nobody misses them
-        for line in in_short(error for name, error in found.undefined.items() if name != "pooling"):
+        for line in join_reasons(error for name, error in found.undefined.items() if name != "pooling"):
             announce(line)
     contents = {f"{drawing.name}.png": drawing.png for drawing in _drawings(found)}
     if found.distances is not None:
         contents[DISTANCES] = distance_table(found.distances.values).encode()
     text = _page(given or predictor.name, predictor, found, options, accuracy)
-    result = _result(predictor.name, predictor, found, accuracy)
-    result |= {
-        "model": given or predictor.name,
-        "html": str(folder / PAGE),
-        "files": [str(folder / name) for name in (*contents, RECORD, PAGE)],
-        "notes": list(notes),
-    }
-    record = (json.dumps(result, indent=2, allow_nan=False) + "\n").encode()
+    files = [str(folder / name) for name in (*contents, RECORD, PAGE)]
+    result = _result(given, predictor, found, accuracy, str(folder / PAGE), files, list(notes))
+    record = (json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n").encode()
     # The record is written first, so that all which it lists is known for an inspection's.
     contents = {RECORD: record, **contents, PAGE: text.encode("utf-8", "backslashreplace")}
     for name in contents:
@@ -150,40 +185,40 @@ def _drawings(found: Findings) -> list[Drawing]:
 
 
 def _result(
-    name: str, predictor: Predictor, found: Findings, accuracy: dict[str, Any] | None
-) -> dict[str, Any]:
-    config, distances = predictor.model.config, found.distances
-    cost = cost_of(config)
-    return {
-        "name": name,
-        "accuracy": accuracy,
-        "cost": {
-            "parameters": cost.parameters,
-            "tokens": cost.tokens,
-            "macs": cost.macs,
-            "flops": 2 * cost.macs,
-            "parts": cost.parts,
-        },
-        "preprocessing": to_dict(predictor.preprocessing),
-        "attention_distance": None
+    given: str,
+    predictor: Predictor,
+    found: Findings,
+    accuracy: Accuracy | None,
+    html: str,
+    files: list[str],
+    notes: list[str],
+) -> Inspection:
+    cost, distances = cost_of(predictor.model.config), found.distances
+    return Inspection(
+        name=predictor.name,
+        accuracy=accuracy,
+        cost=ImageCost(cost.parameters, cost.tokens, cost.macs, 2 * cost.macs, cost.parts),
+        preprocessing=predictor.preprocessing,
+        attention_distance=None
         if distances is None
-        else {
-            "images": distances.images,
-            "uniform": distances.uniform,
-            "by_layer": distances.values.mean(1).tolist(),
-            "by_head": distances.values.tolist(),
-        },
-        "photos": [
-            {"image": photo.where, "label": photo.label, "top": photo.top, "target": photo.target}
-            for photo in found.photos
-        ],
-        "unreadable": [entry._asdict() for entry in found.unreadable],
-        "undefined": {name: str(error) for name, error in found.undefined.items()},
-    }
+        else AttentionDistance(
+            distances.images,
+            distances.uniform,
+            distances.values.mean(1).tolist(),
+            distances.values.tolist(),
+        ),
+        photos=[InspectedPhoto(photo.where, photo.label, photo.top, photo.target) for photo in found.photos],
+        unreadable=found.unreadable,
+        undefined={name: str(error) for name, error in found.undefined.items()},
+        model=given or predictor.name,
+        html=html,
+        files=files,
+        notes=notes,
+    )
 
 
 def _page(
-    model: str, predictor: Predictor, found: Findings, options: Rollout, accuracy: dict[str, Any] | None
+    model: str, predictor: Predictor, found: Findings, options: RolloutOptions, accuracy: Accuracy | None
 ) -> str:
     about = "What the model has learned" if model == predictor.name else f"What {model} has learned"
     return page(
@@ -202,7 +237,7 @@ def _page(
 
 
 def _alerts(found: Findings, predictor: Predictor) -> list[Html]:
-    untrained = [note for note in predictor.notes if "untrained" in note]
+    untrained = [note for note in predictor.notes if kind_of(note) == "untrained"]
     alerts = [element("p", sentence(note), class_="alert") for note in untrained]
     if not found.unreadable:
         return alerts
@@ -211,7 +246,7 @@ def _alerts(found: Findings, predictor: Predictor) -> list[Html]:
     return [*alerts, element("p", f"{words}, such as {first.image}: {first.reason}", class_="alert")]
 
 
-def _facts(predictor: Predictor, accuracy: dict[str, Any] | None) -> Html:
+def _facts(predictor: Predictor, accuracy: Accuracy | None) -> Html:
     config = predictor.model.config
     cost = cost_of(config)
     known: dict[str, str] = {}
@@ -219,7 +254,7 @@ def _facts(predictor: Predictor, accuracy: dict[str, Any] | None) -> Html:
         known["Accuracy"] = accuracy_in_words(accuracy)
     known |= {"Parameters": numbers.compact(cost.parameters), "MACs an image": numbers.compact(cost.macs)}
     known["Classes"] = f"{config.num_classes:,}" if config.num_classes else "no head"
-    shape, below = f"{config.size[0]} × {config.size[1]} pixels", grid_in_words(predictor)
+    shape, below = f"{config.size[0]} × {config.size[1]} pixels", grid_in_words(config)
     known["Image"] = join([shape, element("small", below)])
     if isinstance(config, ViTConfig | CompactConfig):
         words = element("small", f"{config.heads} heads, width {config.width}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vitkit.reports.folder import (
     text,
 )
 from vitkit.reports.page import NOTHING, Html, element, facts, figure, fold, join, section, table
+from vitkit.results import Result
 
 MEASURES = {
     "accuracy": "Accuracy",
@@ -38,8 +40,34 @@ MOST_CLASSES = 8
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def accuracy_of(model: str | os.PathLike[str], size: tuple[int, int] | None = None) -> dict[str, Any] | None:
-    """Return what is known of the accuracy of a MODEL that is a run or its model folder: metric, value, and where.
+@dataclass(frozen=True)
+class Accuracy(Result):
+    """A metric of a model: of a step of its run, or measured on data."""
+
+    metric: str
+    value: float
+    step: int | None = None
+    measured_on: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known: a step or data."""
+        return {key: value for key, value in super().to_json().items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Measured(Result):
+    """The numbers over all images that `vit eval` wrote, by their names."""
+
+    data: str | None
+    images: float | None
+    metrics: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"data": self.data, "images": self.images, **self.metrics}
+
+
+def accuracy_of(model: str | os.PathLike[str], size: tuple[int, int] | None = None) -> Accuracy | None:
+    """Return what is known of the accuracy of a MODEL that is a run or its model folder.
 
     size: of the images that it is to be of, if not the model's own.
     """
@@ -51,65 +79,59 @@ def accuracy_of(model: str | os.PathLike[str], size: tuple[int, int] | None = No
     own = read_size(path / ("model-last" if is_last else "model"))
     if size and own and list(size) != own:
         return None
-    if not is_last and (found := results_in_short(read_results(path))):
-        metric = next((name for name in MEASURES if name in found), None)
-        if metric:
-            return {"metric": metric, "value": found[metric], "measured_on": found["data"]}
+    if not is_last and (found := read_measured(read_results(path))):
+        metric, value = next(iter(found.metrics.items()))
+        return Accuracy(metric, value, measured_on=found.data)
     if not (path / STATE).is_file():
         return None
     run = read_run(path)
-    best = run.best
+    best = best_of(run)
     if best is None or (not is_last and run.config.get("select") != "last"):
         return best
-    metric = best["metric"]
+    metric = best.metric
     if is_last:  # these weights are not averaged
         metric = metric.replace("_ema/", "/")
     lines = [line for line in run.evaluations if metric in line]
-    return {"metric": metric, "value": lines[-1][metric], "step": int(lines[-1]["step"])} if lines else None
+    return Accuracy(metric, lines[-1][metric], int(lines[-1]["step"])) if lines else None
 
 
-def accuracy_in_words(found: Mapping[str, Any]) -> Html:
+def best_of(run: Run) -> Accuracy | None:
+    """Return the best evaluation of a run."""
+    best = run.best
+    return None if best is None else Accuracy(best["metric"], best["value"], best["step"])
+
+
+def accuracy_in_words(found: Accuracy) -> Html:
     """Return a number and what it is of."""
-    where = f"on {found['measured_on']}" if found.get("measured_on") else ""
-    if found.get("step") is not None:
-        where = f"at step {found['step']:,}"
-    name = numbers.metric_name(found["metric"])
-    return join(
-        [numbers.metric(found["metric"], found["value"]), " ", element("small", f"{name} {where}".strip())]
-    )
+    where = f"on {found.measured_on}" if found.measured_on else ""
+    if found.step is not None:
+        where = f"at step {found.step:,}"
+    words = f"{numbers.metric_name(found.metric)} {where}".strip()
+    return join([numbers.metric(found.metric, found.value), " ", element("small", words)])
 
 
-def results_in_short(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers over all images of what `vit eval` wrote; {} where there are none."""
-    found: dict[str, Any] = {
-        name: results[name] for name in MEASURES if finite(results.get(name)) is not None
-    }
-    if not found:
-        return {}
-    return {"data": text(results.get("data")), "images": finite(results.get("images")), **found}
+def read_measured(results: Mapping[str, Any]) -> Measured | None:
+    """Return the numbers over all images of what `vit eval` wrote, the one that counts first; None without any."""
+    found = {name: results[name] for name in MEASURES if finite(results.get(name)) is not None}
+    return Measured(text(results.get("data")), finite(results.get("images")), found) if found else None
 
 
 def result_sections(runs: Sequence[Run]) -> list[Html]:
     """Return what runs without labels paint, and what was measured of each model."""
     parts = [part for run in runs for part in _painted(run, len(runs) == 1)]
     for run in runs:
-        results = run.results
-        short = results_in_short(results)
-        if not short:
-            continue
-        title = "Measured" if len(runs) == 1 else f"Measured: {run.name}"
-        parts.append(section(title, *_measured(run, results, short)))
+        if measured := read_measured(run.results):
+            title = "Measured" if len(runs) == 1 else f"Measured: {run.name}"
+            parts.append(section(title, *_measured_parts(run, measured)))
     return parts
 
 
-def _measured(run: Run, results: Mapping[str, Any], short: Mapping[str, Any]) -> list[Html]:
-    entries = [
-        (words, numbers.metric(name, short[name])) for name, words in MEASURES.items() if name in short
-    ]
-    if short["images"] is not None:
-        entries.append(("Images", f"{short['images']:,.0f}"))
-    if short["data"]:
-        entries.append(("Data", short["data"]))
+def _measured_parts(run: Run, measured: Measured) -> list[Html]:
+    entries = [(MEASURES[name], numbers.metric(name, value)) for name, value in measured.metrics.items()]
+    if measured.images is not None:
+        entries.append(("Images", f"{measured.images:,.0f}"))
+    if measured.data:
+        entries.append(("Data", measured.data))
     parts = [facts(entries, num_leads=1)]
     for name, words in PICTURES.items():
         path = run.home / EVALUATION / name
@@ -117,7 +139,7 @@ def _measured(run: Run, results: Mapping[str, Any], short: Mapping[str, Any]) ->
         if content.startswith(PNG):
             parts.append(fold(words, figure(content, words, kind="wide"), is_open=name == "mistakes.png"))
     for key, words in SCORES.items():
-        if rows := _worst(results, key):
+        if rows := _worst(run.results, key):
             columns = ["Class", "Images", words]
             parts.append(fold("Worst classes", table(columns, rows, right=columns[1:])))
     return parts

@@ -7,7 +7,7 @@ import os
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,57 @@ from vitkit.reports.folder import (
     text,
 )
 from vitkit.reports.page import NOTHING, Html, element, facts, fold, join, page, section, table
-from vitkit.reports.results import finetuning_sections, result_sections, results_in_short
+from vitkit.reports.results import (
+    Accuracy,
+    Measured,
+    accuracy_in_words,
+    best_of,
+    finetuning_sections,
+    read_measured,
+    result_sections,
+)
+from vitkit.results import Result
 
 PAGE, PICTURE = "index.html", "curves.png"
 MOST_OPEN = 12
 "Rows of evaluations that are shown without asking."
 MOST_ROWS = 200
 STATUS = {"done": "good", "running": "busy", "stopped": "weak", "failed": "bad"}
+
+
+@dataclass(frozen=True)
+class RunSummary(Result):
+    """What is known of a run; what isn't is None."""
+
+    name: str
+    path: str
+    status: str | None
+    model: str | None
+    data: str | None
+    step: int
+    steps: float | None
+    epoch: float | None
+    best: Accuracy | None
+    final: Mapping[str, float]
+    "The last value of each metric."
+    measured: Measured | None
+    "What `vit eval` measured of its model."
+    seconds: float | None
+    images_per_second: float | None
+    parameters: float | None
+    exaflops: float | None
+    device: str | None
+    message: str | None
+
+
+@dataclass(frozen=True)
+class Report(Result):
+    """Where a report is, what is known of its runs, and what it leaves out, each with the reason."""
+
+    html: str
+    png: str
+    runs: list[RunSummary]
+    left_out: list[str]
 
 
 def report(
@@ -50,7 +94,7 @@ def report(
     device: str = "auto",
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
+) -> Report:
     """Draw curves, results and models of runs as a self-contained page and a PNG, and return where they are.
 
     runs: folders of runs and of fine-tunings, of which every seed is a run.
@@ -96,12 +140,7 @@ def report(
     contents = (text.encode("utf-8", "backslashreplace"), png(panels, curves.legend(found)))
     for target, content in zip(targets, contents, strict=True):
         write_file(target, content)
-    return {
-        "html": str(targets[0]),
-        "png": str(targets[1]),
-        "runs": [summary(run) for run in found],
-        "left_out": left_out,
-    }
+    return Report(str(targets[0]), str(targets[1]), [summarize_run(run) for run in found], left_out)
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -120,30 +159,30 @@ def _too_many(count: int) -> InputError:
     return InputError(f"{count} runs were given; a report can tell {curves.MOST_RUNS} apart: name fewer")
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """Return what is known of a run, as one JSON object; what isn't is None."""
+def summarize_run(run: Run) -> RunSummary:
+    """Return what is known of a run."""
     state, cost = run.state, mapping(run.state.get("cost"))
     speeds = [line["images_per_second"] for line in run.training if "images_per_second" in line]
     last = max(run.training + run.evaluations, key=lambda line: line["step"])
-    return {
-        "name": run.name,
-        "path": str(run.path),
-        "status": text(state.get("status")),
-        "model": _model(run.config),
-        "data": _data(run.config),
-        "step": run.step,
-        "steps": finite(state.get("steps")),
-        "epoch": last.get("epoch"),
-        "best": run.best,
-        "final": run.finals,
-        "measured": results_in_short(run.results) or None,
-        "seconds": finite(state.get("seconds")) or last.get("seconds"),
-        "images_per_second": statistics.median(speeds) if speeds else None,
-        "parameters": finite(cost.get("parameters")),
-        "exaflops": finite(cost.get("exaflops")),
-        "device": text(mapping(state.get("environment")).get("device")),
-        "message": text(state.get("message")),
-    }
+    return RunSummary(
+        name=run.name,
+        path=str(run.path),
+        status=text(state.get("status")),
+        model=_model(run.config),
+        data=_data(run.config),
+        step=run.step,
+        steps=finite(state.get("steps")),
+        epoch=last.get("epoch"),
+        best=best_of(run),
+        final=run.finals,
+        measured=read_measured(run.results),
+        seconds=finite(state.get("seconds")) or last.get("seconds"),
+        images_per_second=statistics.median(speeds) if speeds else None,
+        parameters=finite(cost.get("parameters")),
+        exaflops=finite(cost.get("exaflops")),
+        device=text(mapping(state.get("environment")).get("device")),
+        message=text(state.get("message")),
+    )
 
 
 def _page(runs: Sequence[Run], panels: Sequence[Panel], inside: Sequence[Html]) -> str:
@@ -202,12 +241,11 @@ def _alerts(runs: Sequence[Run]) -> list[Html]:
 
 
 def _summary_parts(runs: Sequence[Run], has_results: bool) -> list[Html]:
-    found = [summary(run) | {"model": _model_in_words(run.config)} for run in runs]
-    rows = [_facts(entry) for entry in found]
+    rows = [_facts(summarize_run(run), _model_in_words(run.config)) for run in runs]
     if len(runs) == 1:
         if has_results:
             return [section("Its run", facts(rows[0].items()))]
-        return [facts(rows[0].items(), num_leads=0 if found[0]["best"] is None else 1)]
+        return [facts(rows[0].items(), num_leads=1 if "Best" in rows[0] else 0)]
     names = dict.fromkeys(name for row in rows for name in row)
     lines = [[name, *(row.get(name, NOTHING) for row in rows)] for name in names]
     return [section("Summary", table(["", *_heads(runs)], lines))]
@@ -218,36 +256,31 @@ def _heads(runs: Sequence[Run]) -> list[str]:
     return [join([curves.key(Look(f"run-{place}")), run.name]) for place, run in enumerate(runs)]
 
 
-def _facts(found: Mapping[str, Any]) -> dict[str, str]:
+def _facts(found: RunSummary, model: str | None) -> dict[str, str]:
     """Return what is known of a run as names and words."""
     known: dict[str, str] = {}
-    if best := found["best"]:
-        name = best["metric"]
-        where = f"{numbers.metric_name(name)} at step {best['step']:,}"
-        known["Best"] = join([numbers.metric(name, best["value"]), " ", element("small", where)])
-    for name, value in found["final"].items():
+    if found.best:
+        known["Best"] = accuracy_in_words(found.best)
+    for name, value in found.final.items():
         known[f"Final {numbers.metric_name(name)}"] = numbers.metric(name, value)
-    if status := found["status"]:
-        known["Status"] = element("span", status, class_=f"status {STATUS.get(status, 'weak')}")
-    step, steps = found["step"], found["steps"]
-    known["Steps"] = f"{step:,} of {steps:,}" if steps and steps != step else f"{step:,}"
-    if found["epoch"] is not None:
-        known["Epochs"] = numbers.decimal(round(found["epoch"], 2))
-    for name, label, words in _NUMBERS:
-        if found[name] is not None:
-            known[label] = words(found[name])
-    for name in ("model", "data", "device"):
-        if found[name]:
-            known[name.capitalize()] = found[name]
+    if found.status:
+        known["Status"] = element("span", found.status, class_=f"status {STATUS.get(found.status, 'weak')}")
+    is_whole = not found.steps or found.steps == found.step
+    known["Steps"] = f"{found.step:,}" if is_whole else f"{found.step:,} of {found.steps:,}"
+    if found.epoch is not None:
+        known["Epochs"] = numbers.decimal(round(found.epoch, 2))
+    if found.seconds is not None:
+        known["Training time"] = numbers.duration(found.seconds)
+    if found.images_per_second is not None:
+        known["Images/s, median"] = numbers.decimal(found.images_per_second)
+    if found.parameters is not None:
+        known["Parameters"] = numbers.compact(found.parameters)
+    if found.exaflops is not None:
+        known["ExaFLOPs"] = numbers.decimal(found.exaflops)
+    for label, words in (("Model", model), ("Data", found.data), ("Device", found.device)):
+        if words:
+            known[label] = words
     return known
-
-
-_NUMBERS = (
-    ("seconds", "Training time", numbers.duration),
-    ("images_per_second", "Images/s, median", numbers.decimal),
-    ("parameters", "Parameters", numbers.compact),
-    ("exaflops", "ExaFLOPs", numbers.decimal),
-)
 
 
 def _evaluation_parts(runs: Sequence[Run]) -> list[Html]:

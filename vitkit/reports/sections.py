@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from vitkit.figures.maps import sentence
-from vitkit.inspection.asking import in_short, reads_class_token
-from vitkit.inspection.findings import Findings, Photo, Rollout, grid_in_words
+from vitkit.inspection.asking import join_reasons, reads_class_token
+from vitkit.inspection.drawings import grid_in_words
+from vitkit.inspection.findings import Findings, Photo, RolloutOptions
 from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.predictor import Prediction, Predictor
 from vitkit.reports.page import Html, element, figure, fold, section, table
@@ -52,7 +53,7 @@ def distance_sections(found: Findings) -> list[Html]:
     return [section(title, element("p", DISTANCE), drawn(found, "distance"), numbers)]
 
 
-def photo_parts(found: Findings, predictor: Predictor, options: Rollout) -> list[Html]:
+def photo_parts(found: Findings, predictor: Predictor, options: RolloutOptions) -> list[Html]:
     """Return a card for each photo, after how to read them."""
     if not found.photos:
         was_asked = found.distances is not None or "distance" in found.undefined
@@ -64,11 +65,11 @@ def photo_parts(found: Findings, predictor: Predictor, options: Rollout) -> list
 
 def missing(found: Findings) -> list[Html]:
     """Say what is not defined for the model, and why; each reason once."""
-    return [element("p", sentence(line), class_="note") for line in in_short(found.undefined.values())]
+    return [element("p", sentence(line), class_="note") for line in join_reasons(found.undefined.values())]
 
 
-def _how_to_read(predictor: Predictor, options: Rollout) -> str:
-    grid = grid_in_words(predictor)
+def _how_to_read(predictor: Predictor, options: RolloutOptions) -> str:
+    grid = grid_in_words(predictor.model.config)
     if not grid:
         return "What the model takes photos for."
     config = predictor.model.config

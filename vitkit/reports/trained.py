@@ -8,7 +8,7 @@ from vitkit.data.open import open_data
 from vitkit.data.threads import Progress
 from vitkit.errors import InputError
 from vitkit.figures.maps import sentence
-from vitkit.inspection.findings import Findings, Rollout, examine, examine_weights
+from vitkit.inspection.findings import Findings, RolloutOptions, examine, examine_weights
 from vitkit.predictor import load
 from vitkit.reports.folder import Run, mapping, text
 from vitkit.reports.page import Html, element, section
@@ -45,7 +45,7 @@ def _content(run: Run, inspect: bool, device: str, progress: Progress | None) ->
     predictor = load(run.model, device=device)
     if not inspect:
         return _of_weights(examine_weights(predictor)), ""
-    options = Rollout()
+    options = RolloutOptions()
     try:
         objective = mapping(run.config.get("objective")).get("name", "supervised")
         source = open_data(_data(run), default="measure", labelled=objective == "supervised")

@@ -21,6 +21,7 @@ from vitkit.models import build
 from vitkit.models.configs import ModelConfig, Preprocessing, Resample, Size, ViTConfig, as_size
 from vitkit.models.model import Model
 from vitkit.models.names import canonical_name, default_preprocessing, find_name, model_config, size_in_name
+from vitkit.notes import Note
 from vitkit.weights import google, huggingface, timm, torchvision
 from vitkit.weights.files import Tensors, read_header, read_json, read_tensors
 from vitkit.weights.folder import Stored, from_json, in_words, sidecar
@@ -93,7 +94,8 @@ def load_model(
         assert source.named is not None
         asked = {"image_size": image_size, "num_classes": num_classes, "channels": channels}
         config = model_config(source.named, **{k: v for k, v in asked.items() if v is not None})
-        note = f"{source.named} is untrained: its weights are random, and its answers mean nothing"
+        words = f"{source.named} is untrained: its weights are random, and its answers mean nothing"
+        note = Note(words, "untrained")
         return LoadedModel(build(config).eval(), default_preprocessing(config), None, source.named, (note,))
     named = model_config(source.named) if source.named else None
     if image_size is None and source.named:
