@@ -679,7 +679,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         ({"image_size": (0, 8)}, "image_size must be at least 1, not 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1"),
         ({"stochastic_depth": -0.1}, "stochastic_depth must be at least 0 and below 1, not -0.1"),
-        ({"patch_dropout": 2.0}, "patch_dropout must be at least 0 and below 1, not 2.0"),
+        ({"patch_dropout": 2.0}, "patch_dropout must be at least 0 and below 1, not 2"),
         (
             {"positions": "relative", "positions_at": "every_layer"},
             "positions_at 'every_layer' has no meaning for positions 'relative'",
