@@ -178,9 +178,9 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with closing(RunFolder(tmp_path / "one", CONFIG)) as folder:
         before = fields(folder.path)
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(InputError, match="^[^\n]*config.yaml: No space left on device$"):
+        with pytest.raises(InputError, match="^[^\n]*config.yaml can't be written: No space left on device$"):
             RunFolder(tmp_path / "two", CONFIG)
-        with pytest.raises(InputError, match="^[^\n]*run.json: No space left on device$"):
+        with pytest.raises(InputError, match="^[^\n]*run.json can't be written: No space left on device$"):
             folder.update(step=1)
         assert fields(folder.path) == before
 

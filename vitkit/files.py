@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import secrets
+import shutil
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +33,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         os.replace(part, path)
         sync(path.parent)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise _unwritable(path, error) from error
     finally:
         with suppress(OSError):  # what is told is why it couldn't be written
             part.unlink()
@@ -40,9 +44,62 @@ def write_file(path: Path, content: str | bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        raise _unwritable(path, error) from None
     with written_whole(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def folder_written_whole(path: Path) -> Iterator[Path]:
+    """Yield a hidden folder to fill, which takes the place of `path` at the end; after an error nothing is left of it.
+
+    A reader finds the old folder or the new one at every moment. A link stays, and what it points to is replaced.
+    """
+    place = path.resolve()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        yield part
+        part.chmod(0o755)
+        sync(*(entry for entry in part.rglob("*") if not entry.is_symlink()), part)
+        if not (place.exists() and _exchange(part, place)):
+            _replace_folder(part, place)
+        sync(place.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} can't be written: {error.strerror or error}")
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system can't."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of <linux/fs.h>
+    if rename is None:
+        return False
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+
+
+def _replace_folder(part: Path, place: Path) -> None:
+    """Rename a folder over another in two steps, between which there is none; if the second fails, undo the first."""
+    old = part.with_name(f"{part.name}.old")
+    has_old = place.exists()
+    if has_old:
+        place.rename(old)
+    try:
+        part.rename(place)
+    except OSError:
+        if has_old:
+            old.rename(place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def sync(*paths: Path) -> None:

@@ -299,6 +299,7 @@ def test_a_failed_replacement_keeps_the_old_model(
             raise OSError(28, "No space left on device")
         return rename(self, target)
 
+    monkeypatch.setattr(vitkit.files, "_exchange", lambda *_: False)
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(vitkit.InputError, match="can't be written: No space left on device"):
         vitkit.convert(source, folder, force=True)

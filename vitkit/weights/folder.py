@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 
 from vitkit.config import from_dict, to_dict
 from vitkit.errors import InputError
+from vitkit.files import folder_written_whole
 from vitkit.models.configs import (
     CompactConfig,
     HybridConfig,
@@ -156,7 +155,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 @contextmanager
 def replacing(target: Path, *, force: bool) -> Iterator[Path]:
-    """Give a new folder beside `target` and rename it into place at the end; on an error nothing is left."""
+    """Yield a hidden folder to fill, which becomes the model folder `target`; refuse to replace anything else."""
     if target.exists() and not force:
         raise InputError(f"{target} exists; --force overwrites it")
     if target.is_file():
@@ -165,24 +164,8 @@ def replacing(target: Path, *, force: bool) -> Iterator[Path]:
         raise InputError(
             f"{target} holds {sorted(others)[0]!r} and is no model folder: --force replaces those alone"
         )
-    place, new, old = target.resolve(), None, None  # a link stays, what it points to is replaced
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    with folder_written_whole(target) as new:
         yield new
-        new.chmod(0o755)
-        if place.exists():
-            old = new.with_name(f"{new.name}.old")
-            place.rename(old)
-        new.rename(place)
-    except OSError as error:
-        raise InputError(f"{target} can't be written: {error.strerror}") from None
-    finally:
-        if old is not None and not place.exists():
-            old.rename(place)
-        for folder in (new, old):
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def model_card(
