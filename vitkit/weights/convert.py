@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, get_args
 
 from vitkit.errors import InputError
+from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing, Resample, Size
 from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing
@@ -197,20 +198,14 @@ def check_target(path: Path, to: Format, force: bool) -> None:
 
 
 def _write_file(path: Path, tensors: Tensors, loaded: LoadedModel) -> None:
-    """Write the weights and their JSON under other names and rename them at the end."""
-    weights, note = (there.with_name(f".{there.name}.partial") for there in (path, sidecar(path)))
+    """Write the weights and their JSON, both whole or neither."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} can't be written: {error.strerror}") from None
+    with written_whole(sidecar(path)) as note, written_whole(path) as weights:
         WRITERS[path.suffix](weights, {name: tensor.contiguous() for name, tensor in tensors.items()})
         write_json(
             note,
             to_json(loaded.model.config, loaded.preprocessing, loaded.class_names, loaded.several_labels),
         )
-        weights.rename(path)
-        note.rename(sidecar(path))
-    except OSError as error:
-        raise InputError(f"{path} can't be written: {error.strerror}") from None
-    finally:
-        for partial in (weights, note):
-            if partial.exists():
-                partial.unlink()
