@@ -17,6 +17,7 @@ from vitkit.models import create_model
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
 from vitkit.models.names import (
     canonical_name,
+    changed_shape,
     default_preprocessing,
     find_name,
     list_models,
@@ -442,3 +443,21 @@ def test_preprocessing_of_a_family(
 def test_names_need_no_torch() -> None:
     code = "import sys, vitkit.models.names as n; n.model_config('B/16'); n.list_models(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("Ti/16", {"name": "Ti/16", "width": 192, "pool": "mean"}, []),
+        ("Ti/16", {"heads": 4, "patch": 4}, ["patch 4", "heads 4"]),
+        ("B/16@in21k", {"patch": 16, "depth": 6}, ["depth 6"]),
+        ("CCT-7/3x1", {"convolutions": 1, "kernel": 5}, ["kernel 5"]),
+        ("BiT-R50x1", {"units": [3, 4, 6, 3]}, []),
+        ("BiT-R50x1", {"units": [1]}, ["units [1]"]),
+        ("runs/start", {"patch": 8}, ["patch 8"]),
+    ],
+)
+def test_a_changed_shape_is_told_from_the_names(
+    name: str, settings: dict[str, Any], expected: list[str]
+) -> None:
+    assert changed_shape(name, settings) == expected

@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitkit
 from tests.inspection import tiny_models
-from tests.reports import browser
+from tests.reports.browser import PROGRAM, browse
 from tests.reports.run_folders import write_run
 from vitkit.models.configs import Preprocessing
 from vitkit.reports.inspection import inspect_model
@@ -25,7 +25,7 @@ LONG = "a_class_with_one_long_word_" * 8
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(not browser.PROGRAM, reason="there is no Chromium here"),
+    pytest.mark.skipif(not PROGRAM, reason="there is no Chromium here"),
 ]
 
 WIDTHS = {"phone": 390, "desktop": 1280}
@@ -40,7 +40,7 @@ PICTURES = """Promise.all([...document.images].map(image => image.decode().then(
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with browser.browse(tmp_path_factory.mktemp("profile")) as found:
+    with browse(tmp_path_factory.mktemp("profile")) as found:
         yield found
 
 

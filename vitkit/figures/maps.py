@@ -97,7 +97,10 @@ def filter_sheet(values: np.ndarray, caption: str) -> Image.Image:
 def similarity_picture(similarity: np.ndarray) -> Image.Image:
     """Return a tile for each patch of (rows, columns, rows, columns): its similarity with all others."""
     rows, columns = similarity.shape[:2]
-    shown_rows, shown_columns = _spread(rows, MOST_SIMILARITIES), _spread(columns, MOST_SIMILARITIES)
+    shown_rows, shown_columns = (
+        _evenly_with_ends(rows, MOST_SIMILARITIES),
+        _evenly_with_ends(columns, MOST_SIMILARITIES),
+    )
     cell = max(2, SIMILARITY // max(rows, columns))
     step = (rows * cell + 4, columns * cell + 4)
     width, height = len(shown_columns) * step[1] - 4, len(shown_rows) * step[0] - 4
@@ -275,7 +278,7 @@ def _scale_bar(content: Image.Image, left: int, top: int, height: int) -> None:
         draw.text((left + 16 + GAP, place), f"{number}".replace("-", "−"), _MUTED, font, anchor="lm")
 
 
-def _spread(length: int, most: int) -> list[int]:
+def _evenly_with_ends(length: int, most: int) -> list[int]:
     """Return up to `most` of the places 0 to length - 1, evenly spread, both ends among them."""
     return np.linspace(0, length - 1, min(length, most)).round().astype(int).tolist()
 

@@ -1,4 +1,8 @@
-"""How patches flow through all layers to what the head reads: attention rollout, plain and for one class."""
+"""Attention rollout: how much of each patch flows through all layers to what the head reads, as a whole or for one class.
+
+Top to bottom: the rollout; the product of layers; what becomes of one layer's attention (heads fused, the smallest
+discarded, the residual mixed in, rows normalised); the row that the head reads; the rollout of a class by its gradient.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +76,84 @@ def rollout(
     )
 
 
+class Flow:
+    """The product of the layers so far, the last one on the left: (batch, tokens, tokens).
+
+    Entry (i, j) is the share of token i that comes from token j of the input.
+    """
+
+    product: Tensor
+
+    def __init__(self, residual: float, discard: float) -> None:
+        for name, share in (("residual", residual), ("discard", discard)):
+            Bounds(at_least=0, below=1).check(name, share)
+        self.residual = residual
+        self.discard = discard
+
+    def add(self, fused: Tensor, is_first: bool) -> None:
+        """Take the next layer's attention, one matrix an image; the first layer starts over."""
+        layer = self.mix(fused)
+        # A layer's tokens are mixtures of the layer's input, which the product so far gives as mixtures of patches.
+        self.product = layer if is_first else layer @ self.product
+
+    def mix(self, fused: Tensor) -> Tensor:
+        """Return a layer's matrix: the smallest entries discarded, the identity mixed in."""
+        return mix_residual(discard_smallest(fused, self.discard), self.residual)
+
+
+def fuse_heads(attention: Tensor, fuse: Fuse) -> Tensor:
+    """Return one matrix of (batch, heads, tokens, tokens)."""
+    match fuse:
+        case "mean":
+            return attention.mean(1)
+        case "max":
+            return attention.amax(1)
+        case "min":
+            return attention.amin(1)
+
+
+def discard_smallest(fused: Tensor, share: float) -> Tensor:
+    """Set a share of each (tokens, tokens) matrix's entries off the diagonal to zero, the smallest first.
+
+    Every token attends a little to all others. Multiplied over many layers, this makes an even haze that hides the
+    patches which matter. What a token keeps of itself, the diagonal, is no part of the haze.
+    """
+    tokens = fused.shape[-1]
+    count = int(share * tokens * (tokens - 1) + 1e-9)  # 0.7 of 90 is 63, which floats fall short of
+    if not count:
+        return fused
+    diagonal = torch.eye(tokens, dtype=torch.bool, device=fused.device)
+    order = fused.masked_fill(diagonal, torch.inf).flatten(1).argsort(stable=True)  # (batch, entries)
+    return fused.flatten(1).scatter(1, order[:, :count], 0.0).view_as(fused)
+
+
+def mix_residual(fused: Tensor, residual: float) -> Tensor:
+    """Return residual * identity + (1 - residual) * fused, with rows that sum to one."""
+    # A block adds what attention gathers to the token itself: the identity stands for the token, which would
+    # otherwise be lost after one layer. Abnar and Zuidema weigh both alike, residual 0.5.
+    identity = torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
+    mixed = residual * identity + (1 - residual) * fused
+    # Rows of max, min, discarded or gradient-weighted attention don't sum to one. Without this, the sizes of rows would
+    # multiply over layers, and a map would show them rather than shares. The least float keeps empty rows at zero.
+    return mixed / mixed.sum(-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny)
+
+
+def read_row(config: TransformerConfig, like: Tensor, pooling: Tensor | None) -> Tensor:
+    """Return the weights with which the head reads the last layer's tokens: (images, tokens), as many as `like` has."""
+    row = torch.zeros(len(like), config.num_tokens, device=like.device)
+    if reads_class_token(config):
+        row[:, 0] = 1
+    else:
+        num_patches = config.num_tokens - config.num_prefix
+        row[:, config.num_prefix :] = 1 / num_patches if pooling is None else pooling
+    return row
+
+
+def _map(config: TransformerConfig, row: Tensor) -> np.ndarray:
+    """Return the patches' part of (images, tokens) in its grid."""
+    return row[:, config.num_prefix :].unflatten(-1, config.grid).cpu().numpy()
+
+
 def gradient_rollout(
     model: Inspected,
     images: Tensor,
@@ -139,6 +221,7 @@ class Backflow:
         assert attention is not None
         self.has_gradient |= bool(gradient.any())
         fused = (attention * gradient).float().mean(1).clamp(min=0)  # (batch, tokens, tokens)
+        # Backward comes the last layer first: a row times each matrix is that row of the whole product, and far smaller.
         self.row = (self.row[:, None] @ self.flow.mix(fused)).squeeze(1)
 
 
@@ -150,72 +233,6 @@ def recomputing(model: Model) -> Iterator[None]:
         yield
     finally:
         model.activation_checkpointing = before
-
-
-class Flow:
-    """The product of the layers so far, the last one on the left: (batch, tokens, tokens)."""
-
-    product: Tensor
-
-    def __init__(self, residual: float, discard: float) -> None:
-        for name, share in (("residual", residual), ("discard", discard)):
-            Bounds(at_least=0, below=1).check(name, share)
-        self.residual = residual
-        self.discard = discard
-
-    def add(self, fused: Tensor, is_first: bool) -> None:
-        """Take the next layer's attention, one matrix an image; the first layer starts anew."""
-        layer = self.mix(fused)
-        self.product = layer if is_first else layer @ self.product
-
-    def mix(self, fused: Tensor) -> Tensor:
-        """Return a layer's matrix: the smallest entries discarded, the identity mixed in."""
-        return mix_residual(discard_smallest(fused, self.discard), self.residual)
-
-
-def fuse_heads(attention: Tensor, fuse: Fuse) -> Tensor:
-    """Return one matrix of (batch, heads, tokens, tokens)."""
-    match fuse:
-        case "mean":
-            return attention.mean(1)
-        case "max":
-            return attention.amax(1)
-        case "min":
-            return attention.amin(1)
-
-
-def discard_smallest(fused: Tensor, share: float) -> Tensor:
-    """Set a share of each (tokens, tokens) matrix's entries off the diagonal to zero, the smallest first."""
-    tokens = fused.shape[-1]
-    count = int(share * tokens * (tokens - 1) + 1e-9)  # 0.7 of 90 is 63, which floats fall short of
-    if not count:
-        return fused
-    diagonal = torch.eye(tokens, dtype=torch.bool, device=fused.device)
-    order = fused.masked_fill(diagonal, torch.inf).flatten(1).argsort(stable=True)
-    return fused.flatten(1).scatter(1, order[:, :count], 0.0).view_as(fused)
-
-
-def mix_residual(fused: Tensor, residual: float) -> Tensor:
-    """Return residual * identity + (1 - residual) * fused, with rows that sum to one."""
-    identity = torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
-    mixed = residual * identity + (1 - residual) * fused
-    return mixed / mixed.sum(-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny)
-
-
-def _map(config: TransformerConfig, row: Tensor) -> np.ndarray:
-    """Return the patches' part of (images, tokens) in its grid."""
-    return row[:, config.num_prefix :].unflatten(-1, config.grid).cpu().numpy()
-
-
-def read_row(config: TransformerConfig, like: Tensor, pooling: Tensor | None) -> Tensor:
-    """Return the weights with which the head reads the last layer's tokens: (images, tokens), as many as `like` has."""
-    row = torch.zeros(len(like), config.num_tokens, device=like.device)
-    if reads_class_token(config):
-        row[:, 0] = 1
-    else:
-        num_patches = config.num_tokens - config.num_prefix
-        row[:, config.num_prefix :] = 1 / num_patches if pooling is None else pooling
-    return row
 
 
 def _class_numbers(

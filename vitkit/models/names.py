@@ -20,6 +20,8 @@ from vitkit.models.configs import (
 
 SHAPE = ("patch", "width", "depth", "heads", "mlp_width")
 "Settings of a transformer that its name stands for."
+OWN_SHAPE = (*SHAPE, "kernel", "convolutions", "units", "backbone_units")
+"The same of any family."
 # size: width, depth, MLP width, heads, timm's word.
 # b is B with its hidden sizes halved (ViT, figure 4); the paper doesn't state its heads, 6 keep B's head size.
 SIZES: dict[str, tuple[int, int, int, int, str | None]] = {
@@ -213,6 +215,20 @@ def default_preprocessing(config: ModelConfig) -> Preprocessing:
         dict(image_size=config.size, crop_fraction=crop, interpolation=interpolation, mean=mean, std=std),
         "preprocessing",
     )
+
+
+def changed_shape(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings that give a model another shape than its name's: ['patch 4', 'width 64'].
+
+    Of weights in a folder or file the usual shape isn't known, and all that are given are returned.
+    """
+    try:
+        usual: object = model_config(name.partition("@")[0])
+    except InputError:
+        usual = None
+    given = {key: settings[key] for key in OWN_SHAPE if key in settings}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    return [f"{key} {given[key]}" for key in given if plain[key] != getattr(usual, key, None)]
 
 
 def unknown(name: str) -> InputError:

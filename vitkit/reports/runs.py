@@ -18,7 +18,7 @@ from vitkit.errors import InputError
 from vitkit.figures import numbers
 from vitkit.figures.curves import Look, Panel, png, svg
 from vitkit.files import write_file
-from vitkit.models.names import SHAPE, model_config
+from vitkit.models.names import changed_shape
 from vitkit.reports import curves
 from vitkit.reports.folder import (
     EVALUATION,
@@ -168,7 +168,7 @@ def summarize_run(run: Run) -> RunSummary:
         name=run.name,
         path=str(run.path),
         status=text(state.get("status")),
-        model=_model(run.config),
+        model=_model_name(run.config),
         data=_data(run.config),
         step=run.step,
         steps=finite(state.get("steps")),
@@ -241,7 +241,7 @@ def _alerts(runs: Sequence[Run]) -> list[Html]:
 
 
 def _summary_parts(runs: Sequence[Run], has_results: bool) -> list[Html]:
-    rows = [_facts(summarize_run(run), _model_in_words(run.config)) for run in runs]
+    rows = [_facts(summarize_run(run), _model_and_changes(run.config)) for run in runs]
     if len(runs) == 1:
         if has_results:
             return [section("Its run", facts(rows[0].items()))]
@@ -389,24 +389,17 @@ def _command_parts(runs: Sequence[Run]) -> list[Html]:
     return [section("Run again", *shown)] if shown else []
 
 
-def _model(config: Mapping[str, Any]) -> str | None:
+def _model_name(config: Mapping[str, Any]) -> str | None:
     model = config.get("model")
     return text(model) or text(mapping(model).get("name"))
 
 
-def _model_in_words(config: Mapping[str, Any]) -> str | None:
+def _model_and_changes(config: Mapping[str, Any]) -> str | None:
     """Return the model's name, and what makes its shape another than the name's."""
-    name = _model(config)
+    name = _model_name(config)
     if name is None:
         return None
-    try:
-        known: object = model_config(name.partition("@")[0])
-    except InputError:  # a folder or a run: what is given is all that is known
-        known = None
-    given = mapping(config.get("model"))
-    changed = [
-        f"{key} {given[key]}" for key in SHAPE if key in given and given[key] != getattr(known, key, None)
-    ]
+    changed = changed_shape(name, mapping(config.get("model")))
     return join([name, " ", element("small", f"changed: {', '.join(changed)}")]) if changed else name
 
 
