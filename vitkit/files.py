@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -113,6 +114,16 @@ def sync(*paths: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Refuse a pipe or a device, which may have no end, before it is opened; what is missing fails when opened."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise InputError(f"cannot read {os.fspath(path)}: it is a pipe or a device, not a file")
 
 
 def digest(path: Path) -> str:

@@ -6,8 +6,11 @@ import io
 import os
 import struct
 import threading
+import time
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +24,8 @@ from timm.data.transforms import ResizeKeepRatio
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from vitkit.data.images import find_images, prepare, read_image
+from vitkit.data import images as module
+from vitkit.data.images import Room, find_images, prepare, read_image
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 
@@ -380,3 +384,57 @@ def test_find_images_refuses_what_is_not_there(tmp_path: Path) -> None:
         find_images(["nowhere"])
     with pytest.raises(InputError, match=f"^no images in {tmp_path}: looked for .avif .bmp "):
         find_images([tmp_path])
+
+
+def test_threads_share_the_room_for_decoded_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen large pictures of few bytes would otherwise fill the memory at once."""
+    room, lock, now, most, alone = Room(2500), threading.Lock(), 0, 0, []
+    monkeypatch.setattr(module, "ROOM", room)
+    whole = module.fit
+
+    def fit(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+        nonlocal now, most
+        pixels = image.width * image.height
+        with lock:
+            now, most = now + pixels, max(most, now + pixels)
+            if pixels > 2500:
+                alone.append(now)
+        time.sleep(0.002)
+        with lock:
+            now -= pixels
+        return whole(image, preprocessing)
+
+    monkeypatch.setattr(module, "fit", fit)
+    pictures = []
+    for number in range(24):
+        buffer = io.BytesIO()
+        Image.new("RGB", (60, 60) if number == 12 else (30, 30)).save(buffer, "PNG")
+        pictures.append(buffer.getvalue())
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda data: prepare(data, Preprocessing(image_size=(8, 8))), pictures))
+        for result in [pool.submit(read_image, data[:60]) for data in pictures]:
+            with pytest.raises(InputError):
+                result.result()
+    assert 900 < most <= 3600 and alone == [3600], "more than fits is decoded alone"
+    with room.take(2500):  # all was given back, after errors too
+        pass
+
+
+def test_a_jp2_counts_for_what_its_decoder_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    room = Room(1)
+    monkeypatch.setattr(room, "take", lambda pixels: taken.append(pixels) or nullcontext())
+    monkeypatch.setattr(module, "ROOM", room)
+    for kind in ("PNG", "JPEG2000"):
+        buffer = io.BytesIO()
+        Image.new("L", (10, 20)).save(buffer, kind)
+        read_image(buffer.getvalue())
+    assert taken == [200, 800]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_or_a_device_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    for path in (tmp_path / "pipe.png", Path("/dev/zero")):
+        with pytest.raises(InputError, match=f"^cannot read {path}: it is a pipe or a device, not a file$"):
+            read_image(path)

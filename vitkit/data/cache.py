@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from vitkit.errors import InputError
 from vitkit.files import write_file
 
 UNREADABLE = 2**64 - 1
+_CHECKSUM_BYTES = 16
 
 
 def cache_folder() -> Path:
@@ -23,15 +23,29 @@ def cache_folder() -> Path:
     return Path(os.environ.get("VITKIT_CACHE") or "~/.cache/vitkit").expanduser()
 
 
-def cache_file(kind: str, name: str, suffix: str) -> Path:
+def cache_file(kind: str, name: str) -> Path:
     """Return where the cache keeps one thing of a kind, by its name: a path or a URL."""
-    return cache_folder() / kind / f"{_hash(name.encode('utf-8', 'surrogateescape')):016x}{suffix}"
+    return cache_folder() / kind / f"{_hash(name.encode('utf-8', 'surrogateescape')):016x}"
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write a file of the cache whole or not at all; a cache that can't be written to is done without."""
+    """Write a file of the cache, with its checksum before it; a cache that can't be written to is done without."""
     with suppress(InputError):
-        write_file(path, data)
+        write_file(path, _checksum(data) + data)
+
+
+def kept(path: Path) -> bytes | None:
+    """Return what `keep` wrote; None where nothing was, or where it isn't as it was written: it is made again."""
+    try:
+        found = path.read_bytes()
+    except OSError:
+        return None
+    checksum, data = found[:_CHECKSUM_BYTES], found[_CHECKSUM_BYTES:]
+    return data if checksum == _checksum(data) else None
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
 
 
 def content_hashes(name: str, keys: Sequence[str], read: Callable[[int], bytes]) -> np.ndarray:
@@ -40,7 +54,7 @@ def content_hashes(name: str, keys: Sequence[str], read: Callable[[int], bytes])
     A key says where an image is and in which version: another key, another content. Images that can't be read all
     have the greatest hash there is, which isn't kept.
     """
-    path = cache_file("hashes", name, ".npz")
+    path = cache_file("hashes", name)
     known = _load(path)
     numbers = [_hash(key.encode("utf-8", "surrogateescape")) for key in keys]
     missing = [index for index, number in enumerate(numbers) if number not in known]
@@ -55,19 +69,17 @@ def content_hashes(name: str, keys: Sequence[str], read: Callable[[int], bytes])
         known[numbers[index]] = value
     hashes = np.array([known[number] for number in numbers], np.uint64)
     if missing:
-        kept = hashes != UNREADABLE
-        buffer = io.BytesIO()
-        np.savez(buffer, keys=np.array(numbers, np.uint64)[kept], hashes=hashes[kept])
-        keep(path, buffer.getvalue())
+        is_read = hashes != UNREADABLE
+        keep(path, np.stack([np.array(numbers, np.uint64), hashes])[:, is_read].tobytes())
     return hashes
 
 
 def _load(path: Path) -> dict[int, int]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(zip(arrays["keys"].tolist(), arrays["hashes"].tolist(), strict=True))
-    except Exception:  # not there yet, or damaged: it is made again
+    data = kept(path)
+    if data is None:
         return {}
+    keys, hashes = np.frombuffer(data, np.uint64).reshape(2, -1).tolist()
+    return dict(zip(keys, hashes, strict=True))
 
 
 def _hash(data: bytes) -> int:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode
 
-from vitkit.data.images import orientation_of, read_image
+from vitkit.data.images import ROOM, orientation_of, read_image
 from vitkit.data.sources.source import Picture, Source, read_file, reason
 from vitkit.errors import InputError
 
@@ -54,10 +54,11 @@ def _decode_jpeg(data: bytes) -> Tensor | None:
         return None
     try:
         raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pixels = _decode(raw, ImageReadMode.UNCHANGED.value, False)
-        if _MAY_BE_TURNED.search(data):  # torchvision overlooks some EXIF data, so that Pillow is asked
-            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-                pixels = turn_upright(pixels, orientation_of(image))
+        with ROOM.take(count):
+            pixels = _decode(raw, ImageReadMode.UNCHANGED.value, False)
+            if _MAY_BE_TURNED.search(data):  # torchvision overlooks some EXIF data, so that Pillow is asked
+                with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                    pixels = turn_upright(pixels, orientation_of(image))
     except Exception:  # a broken file can raise anything
         return None
     if pixels.shape[0] == 3:

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from vitkit.data.crops import covering
 from vitkit.errors import InputError
+from vitkit.files import check_regular
 from vitkit.models.configs import Preprocessing
 
 ImageFile = str | os.PathLike[str] | bytes | Image.Image
@@ -40,6 +42,52 @@ _UPRIGHT = {
 }
 # Pillow loads an image on first use; one image given twice must not load in two threads at once.
 _given_image = threading.Lock()
+
+
+class Room:
+    """How many pixels the threads of this process may decode at a time; an image with more is decoded alone."""
+
+    def __init__(self, pixels: int) -> None:
+        self.pixels = pixels
+        self._mine = threading.local()
+        self._clear()
+        if hasattr(os, "register_at_fork"):  # the threads that would give pixels back are not in a child
+            os.register_at_fork(after_in_child=self._clear)
+
+    def _clear(self) -> None:
+        self._changed, self._taken = threading.Condition(), 0
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep what this thread takes inside to the end: until then it has a use for the decoded image."""
+        if hasattr(self._mine, "taken"):
+            yield
+            return
+        self._mine.taken = 0
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= self._mine.taken
+                self._changed.notify_all()
+            del self._mine.taken
+
+    @contextmanager
+    def take(self, pixels: int) -> Iterator[None]:
+        """Wait until so many pixels fit; a thread that holds an image already doesn't, so that none waits for another."""
+        with self.hold():
+            if not self._mine.taken:
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._taken or self._taken + pixels <= self.pixels)
+                    self._taken += pixels
+                self._mine.taken = pixels
+            yield
+
+
+# Twenty photos of a camera, or 2 GiB while they are RGB and turned.
+ROOM = Room(1 << 29)
+# OpenJPEG decodes into 32 bits a value.
+_WEIGHT = {"JPEG2000": 4}
 
 
 def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -80,12 +128,17 @@ def read_image(source: ImageFile) -> Image.Image:
         )
     try:
         if isinstance(source, Image.Image):
-            with _given_image:
+            with ROOM.take(source.width * source.height), _given_image:
                 return _upright_rgb(source)
         file = io.BytesIO(source) if isinstance(source, bytes) else source
+        if not isinstance(source, bytes):
+            check_regular(source)
         with Image.open(file, formats=FORMATS) as image:
             _refuse_bomb(image)
-            return _upright_rgb(image)
+            with ROOM.take(image.width * image.height * _WEIGHT.get(image.format or "", 1)):
+                return _upright_rgb(image)
+    except InputError:
+        raise
     except Exception as error:  # a broken file can raise anything in Pillow's decoders
         raise InputError(f"cannot read {_name(source)}: {_reason(source, error)}") from error
 
@@ -162,16 +215,17 @@ def prepare(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
     which is rounded to 8 bits first, so that an image gives the same input in any form.
     """
     channels = len(preprocessing.mean)
-    if isinstance(source, np.ndarray | Tensor):
-        images = _bands(source, channels)
-    elif channels in (1, 3):
-        image = read_image(source)
-        images = [image.convert("L") if channels == 1 else image]
-    else:
-        raise InputError(
-            f"the model takes {channels} channels, an image file has 1 or 3: give arrays or tensors"
-        )
-    pixels = np.dstack([np.asarray(fit(image, preprocessing)) for image in images])
+    with ROOM.hold():
+        if isinstance(source, np.ndarray | Tensor):
+            images = _bands(source, channels)
+        elif channels in (1, 3):
+            image = read_image(source)
+            images = [image.convert("L") if channels == 1 else image]
+        else:
+            raise InputError(
+                f"the model takes {channels} channels, an image file has 1 or 3: give arrays or tensors"
+            )
+        pixels = np.dstack([np.asarray(fit(image, preprocessing)) for image in images])
     # In NumPy: PyTorch would start a pool of its own in each thread that prepares images.
     values = pixels.transpose(2, 0, 1).astype(np.float32, order="C")  # (channels, height, width)
     values /= 255

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from vitkit.data.images import EXTENSIONS
 from vitkit.data.sources.files import find_files, is_url, without_query
-from vitkit.data.sources.source import Source, match_classes, take
+from vitkit.data.sources.source import Source, match_classes, read_file, take
 from vitkit.data.sources.vision import DATA_SETS
 from vitkit.data.sources.vtab import PREFIX as VTAB
 from vitkit.data.spec import DataSpec, as_spec
@@ -191,10 +191,9 @@ def _incomplete(files: Sequence[str]) -> Iterator[str]:
     """Yield a note for each folder of shards whose packing was stopped, or of which shards are gone."""
     for folder in sorted({os.path.dirname(file) for file in files if os.path.isfile(file)}):
         try:
-            with open(os.path.join(folder, MANIFEST), "rb") as file:
-                manifest = json.load(file)
+            manifest = json.loads(read_file(os.path.join(folder, MANIFEST)))
             is_complete, shards = manifest["complete"], sorted(manifest["shards"])
-        except (OSError, ValueError, TypeError, KeyError):  # not there, or another program's
+        except (ValueError, TypeError, KeyError):  # not there, or another program's
             continue
         gone = [name for name in shards if not os.path.exists(os.path.join(folder, name))]
         what = f"without {listed(gone)}" if gone else "" if is_complete else "not packed to the end"

@@ -11,9 +11,9 @@ from typing import Any
 from vitkit.errors import InputError, did_you_mean
 
 _ITEMS = re.compile(r"(?P<head>.*?)\[(?P<items>[^\[\]]*)\]", re.DOTALL)
-_SLICE = re.compile(r"(?P<start>\d+%?)?:(?P<stop>\d+%?)?")
-_SHOTS = re.compile(r"(\d+)shot")
-_NEARLY_SHOTS = re.compile(r"(\d+)[ _-]?shots?")
+_SLICE = re.compile(r"(?P<start>\d{1,18}%?)?:(?P<stop>\d{1,18}%?)?")
+_SHOTS = re.compile(r"(\d{1,18})shot")
+_NEARLY_SHOTS = re.compile(r"(\d{1,18})[ _-]?shots?")
 # Items with a value: how it is read, and what to say of it.
 VALUES: dict[str, tuple[type, str]] = {
     "seed": (int, "a whole number"),
@@ -157,7 +157,7 @@ def _item(item: str, text: str) -> dict[str, Any]:
         kind, words = VALUES[name]
         if kind is bool and value in ("true", "false"):
             return {name: value == "true"}
-        if kind is int and re.fullmatch(r"\d+", value):
+        if kind is int and re.fullmatch(r"\d{1,18}", value):
             return {name: int(value)}
         if kind is str and value:
             return {name: value}

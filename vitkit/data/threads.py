@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from vitkit.data.images import ROOM
 from vitkit.data.sources.source import Picture, Source, what_is_wrong
 from vitkit.errors import InputError
 
@@ -65,7 +66,8 @@ def work_through(
         for place, index in enumerate(part.tolist()):
             try:
                 picture = source.read(index) if rendered is None else rendered[place]
-                done.append((index, function(picture)))
+                with ROOM.hold():
+                    done.append((index, function(picture)))
             except InputError as error:
                 where = source.where(index)
                 done.append((index, Unreadable(where, what_is_wrong(where, error))))

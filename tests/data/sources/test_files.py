@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import braceexpand
@@ -10,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitkit.data.decode import decode
+from vitkit.data.open import open_data
 from vitkit.data.sources.files import expand_braces, find_files
 from vitkit.errors import InputError
 
@@ -113,3 +117,46 @@ def test_urls_name_files_too() -> None:
         find_files("memory://nothing")
     with pytest.raises(InputError, match="cannot read nosuch://a/b.tar: Protocol not known: nosuch"):
         find_files("nosuch://a/b.tar")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "./{a,b}" * 30,
+        "{0..999999}{0..1}",
+        "{a,b,{c,d,{e,f,{g,h,{i,j,{k,l}}}}}}" * 4,
+        "{a," * 3000 + "b" + "}" * 3000,
+        "{" + "9" * 5000 + "..1}",
+    ],
+)
+def test_a_brace_bomb_is_one_line_at_once(text: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(InputError):
+        expand_braces(text)
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_devices_and_loops_are_no_data(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.tar", "a.parquet"):
+        os.mkfifo(tmp_path / name)
+        for spec in (tmp_path / name, f"{tmp_path}/*.{name[2:]}"):
+            with pytest.raises(InputError, match=r"a\.\w+: it is a pipe or a device, not a file$"):
+                open_data(spec)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(InputError, match="no such file or folder"):
+        open_data(tmp_path / "loop")
+    (tmp_path / "photos/train/a").mkdir(parents=True)
+    (tmp_path / "photos/train/a/in").symlink_to(tmp_path / "photos")
+    os.mkfifo(tmp_path / "photos/train/a/1.png")
+    (tmp_path / "photos/train/a/2.png").symlink_to(tmp_path / "photos/train/a/2.png")
+    (tmp_path / "photos/train/a/3.png").symlink_to("/dev/zero")
+    [index] = range(len(source := open_data(tmp_path / "photos:train")))
+    with pytest.raises(InputError, match=r"2\.png: Too many levels"):
+        decode(source.read(index))
+    os.mkfifo(tmp_path / "4.png")
+    (tmp_path / "table.csv").write_text("path,label,split\n4.png,a,train\nphotos/train/a/in/5.png,a,train\n")
+    (tmp_path / "photos/5.png").write_bytes(b"")
+    source = open_data(tmp_path / "table.csv", tolerate=True)
+    with pytest.raises(InputError, match=r"4\.png: it is a pipe or a device"):
+        decode(source.read(0))

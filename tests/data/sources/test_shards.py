@@ -268,9 +268,29 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, monkeypatch: pytest.Monke
     root = write(tmp_path / "data", {"train.tar": shard("0 1")})
     expected = samples(open_data(root, default="train"))
     [index] = (tmp_path / "cache" / "shards").iterdir()
-    for damaged in (b"{", b"[]", b'{"version": {}}', json.dumps({"version": 1, "names": []}).encode()):
+    stored = index.read_bytes()
+    swapped = stored.replace(b"[512,", b"[2048,")  # another image's offset: sound JSON, and a sound tar file
+    assert swapped != stored
+    for damaged in (
+        swapped,
+        b"",
+        stored[:-1],
+        b"{",
+        b"[]",
+        b'{"version": {}}',
+        json.dumps({"version": 1, "names": []}).encode(),
+    ):
         index.write_bytes(damaged)
         assert samples(open_data(root, default="train")) == expected
+
+
+def test_a_shard_that_was_replaced_is_not_read_by_the_old_offsets(tmp_path: Path) -> None:
+    root = write(tmp_path, {"train.tar": shard("0 1")})
+    source = open_data(root, default="train")
+    write(tmp_path, {"train.tar": shard("1 0", 7)})
+    os.utime(tmp_path / "train.tar", ns=(1, 1))
+    with pytest.raises(InputError, match="train.tar: it has changed since it was opened: start again"):
+        source.read(0)
 
 
 def test_shards_are_read_through_fsspec() -> None:

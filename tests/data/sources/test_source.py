@@ -44,7 +44,10 @@ def test_slices_are_pythons(length: int, start: int, stop: int) -> None:
     source = files(np.zeros(length, np.int64), ("a",))
     expected = list(range(length))[start:stop]
     spec = parse_spec(f"x[{start}:{stop}]")
-    if expected:
+    if max(start, stop) > length:
+        with pytest.raises(InputError, match=rf"asks for image \d+; x:train has {length}$"):
+            take(source, spec)
+    elif expected:
         assert [take(source, spec).read(index) for index in range(len(expected))] == [
             f"{index}.png" for index in expected
         ]

@@ -78,6 +78,7 @@ def test_without_such_a_column_a_split_is_made(tmp_path: Path) -> None:
         ("path,label\n", "table.csv has a header but no images"),
         ("path,label\nno.png,a\n", "no.png; none of its files is there"),
         ("path,label\n1.png,a\n2.png,\n", "table.csv, line 3, has no label"),
+        ("path,label\n1.png,a\n2\0.png,a\n", "table.csv, line 3: the path has a NUL character"),
         ("path,label\n1.png,a,b\n", "table.csv, line 2, has 3 fields, its header 2: a field with a comma needs quotes"),
         ("path,label\n,a\n", "table.csv, line 2, has no image"),
         ('path,label\n1.png,"a\n', "table.csv, line 2: unexpected end of data"),

@@ -19,6 +19,7 @@ from torchvision import datasets
 
 from vitkit.data.decode import decode
 from vitkit.data.open import open_data
+from vitkit.data.sources.source import Absent
 from vitkit.data.sources.vision import DATA_SETS
 from vitkit.errors import InputError
 
@@ -294,6 +295,7 @@ def test_a_download_happens_only_where_it_is_asked_for(
 
     monkeypatch.setattr(datasets.CIFAR10, "download", download)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
     with pytest.raises(InputError, match=f"cifar10 is not in {tmp_path}/data; "):
         open_data("cifar10", default="train")
     assert len(open_data("cifar10[download=true]", default="train")) == 20
@@ -303,11 +305,26 @@ def test_a_download_happens_only_where_it_is_asked_for(
         open_data("imagenet[download=true]", default="train")
 
 
+def test_offline_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.CIFAR10, "download", lambda self: pytest.fail("it connects"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    spec = f"cifar10[root={tmp_path}/data,download=true]"
+    message = f"cifar10 is not in {tmp_path}/data, and HF_HUB_OFFLINE is set, so that nothing is downloaded: unset it"
+    for _ in range(2):
+        with pytest.raises(Absent) as error:
+            open_data(spec)
+        assert str(error.value) == message
+        (tmp_path / "data").mkdir(exist_ok=True)
+    cifar10(tmp_path / "data")
+    assert len(open_data(spec)) == 20, "what is there opens"
+
+
 def test_a_download_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(self: datasets.CIFAR10) -> None:
         raise OSError("no network\nat all")
 
     monkeypatch.setattr(datasets.CIFAR10, "download", download)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
     with pytest.raises(InputError) as error:
         open_data(f"cifar10[root={tmp_path},download=true]", default="train")
     assert str(error.value) == f"cannot open cifar10 in {tmp_path}: no network"

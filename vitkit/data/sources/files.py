@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from vitkit.data.images import EXTENSIONS
 from vitkit.data.sources.source import reason
 from vitkit.data.splits import WORDS
 from vitkit.errors import InputError
+from vitkit.files import check_regular
 
 SUFFIXES = (".parquet", ".tar")
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 _MOST = 1_000_000
 
 
@@ -39,6 +42,7 @@ def find_files(source: str) -> list[str]:
     if os.path.isdir(path):
         return files_in(path) or [path]
     if os.path.exists(path):
+        check_regular(path)
         return [path]
     if not any(mark in path for mark in "*?{"):
         raise InputError(f"no such file or folder: {source}")
@@ -49,6 +53,7 @@ def find_files(source: str) -> list[str]:
     for file in found:
         if not os.path.exists(file):
             raise InputError(f"{source} names {file}, which is not there")
+        check_regular(file)
     if not found:
         raise InputError(f"no file matches {source}")
     return found
@@ -108,24 +113,38 @@ def ask(url: str, request: Callable[[], Any]) -> Any:
 
 
 def expand_braces(text: str) -> list[str]:
-    """Return the texts that {000..099} and {a,b} stand for, as in a shell."""
-    match = _BRACES.search(text)
-    if match is None:
-        return [text]
-    if numbers := _RANGE.fullmatch(match[1]):
+    """Return the texts that {000..099} and {a,b} stand for, as in a shell; at most a million."""
+    parts = _BRACES.split(text)  # what is outside, what is inside, in turn
+    fixed, groups = parts[::2], [_options(inside, text) for inside in parts[1::2]]
+    if _BRACES.search("".join(fixed)):
+        raise InputError(f"{_short(text)} has braces in braces: write each choice out")
+    if math.prod(map(len, groups)) > _MOST:  # before one of them is made
+        raise _too_many(text)
+    return [
+        "".join(chain.from_iterable(zip(fixed, (*chosen, ""), strict=True))) for chosen in product(*groups)
+    ]
+
+
+def _options(inside: str, text: str) -> Sequence[str]:
+    if numbers := _RANGE.fullmatch(inside):
         first, last = numbers.groups()
         is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
         width = max(len(first), len(last)) if is_padded else 0
         step = 1 if int(first) <= int(last) else -1
         if abs(int(last) - int(first)) > _MOST:
-            raise InputError(f"{text!r} names more than a million files")
-        options = [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
-    elif "," in match[1]:
-        options = match[1].split(",")
-    else:
-        raise InputError(f"braces in {text!r} are a range such as {{000..099}} or a choice such as {{a,b}}")
-    head, tail = text[: match.start()], text[match.end() :]
-    return [expanded for option in options for expanded in expand_braces(head + option + tail)]
+            raise _too_many(text)
+        return [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
+    if "," in inside:
+        return inside.split(",")
+    raise InputError(f"braces in {_short(text)} are a range such as {{000..099}} or a choice such as {{a,b}}")
+
+
+def _too_many(text: str) -> InputError:
+    return InputError(f"{_short(text)} names more than a million files")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 200 else f"{text[:200]}...")
 
 
 def _has_images_below(folder: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitkit.data.sources.source import read_file
 from vitkit.data.splits import WORDS, counted, listed
 from vitkit.errors import InputError, did_you_mean
 
@@ -92,10 +93,7 @@ def find_names(folder: str) -> tuple[tuple[str, ...], str] | None:
         if len(others) > 1:
             raise InputError(f"{folder} holds {listed([file.name for file in others])}: name one classes.txt")
         path = others[0]
-    try:
-        return parse_names(path.read_bytes(), str(path)), str(path)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    return parse_names(read_file(path), str(path)), str(path)
 
 
 def parse_names(data: bytes, path: str | os.PathLike[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitkit.data.cache import cache_file, keep
+from vitkit.data.cache import cache_file, keep, kept
 from vitkit.data.images import EXTENSIONS
 from vitkit.data.sources.files import ask, is_url, remote
 from vitkit.data.sources.labels import (
@@ -136,13 +136,11 @@ def index_shards(urls: Sequence[str]) -> dict[str, Index]:
 
 def _index(url: str) -> Index:
     version, size = _version(url)
-    path = cache_file("shards", url if is_url(url) else os.path.abspath(url), ".json")
-    try:
-        index = Index(**json.loads(path.read_bytes()))
+    path = cache_file("shards", url if is_url(url) else os.path.abspath(url))
+    if (known := kept(path)) is not None:
+        index = Index(**json.loads(known))
         if index.version == version:
             return index
-    except (OSError, ValueError, TypeError):  # not there yet, or damaged: it is made again
-        pass
     if is_url(url):
         system, place = remote(url)
         file = ask(url, lambda: system.open(place, "rb"))
@@ -172,7 +170,10 @@ class _OpenFile:
 @functools.lru_cache(maxsize=256)
 def _open(path: str, version: str) -> _OpenFile:
     """Return a shard of this process's open ones; another version of it is another file."""
-    return _OpenFile(path)
+    file = _OpenFile(path)
+    if str(os.fstat(file.number).st_mtime_ns) != version:  # the offsets are another file's
+        raise InputError(f"cannot read {path}: it has changed since it was opened: start again")
+    return file
 
 
 def _version(url: str) -> tuple[dict[str, str], int]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import check_regular
 
 # What `read` gives: a file, its bytes, or pixels (height, width, channels) of type uint8.
 Picture = str | os.PathLike[str] | bytes | np.ndarray
@@ -24,11 +25,14 @@ class Absent(InputError):
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a file."""
+    check_regular(path)
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
         raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
+    except ValueError:
+        raise InputError(f"cannot read {os.fspath(path)!r}: its name has a NUL character") from None
 
 
 def reason(error: Exception) -> str:
@@ -130,7 +134,7 @@ class Files(Source):
             try:
                 status = os.stat(path)
                 version = f"{status.st_size}\0{status.st_mtime_ns}"
-            except OSError:  # an error when it is read
+            except (OSError, ValueError):  # an error when it is read
                 version = "missing"
             keys.append(f"{os.path.abspath(path)}\0{version}")
         return keys
@@ -194,6 +198,11 @@ def take(source: Source, spec: DataSpec) -> Source:
     if spec.start is not None or spec.stop is not None:
         is_spread = spec.seed is not None and spec.shots is None
         order = spread_order(source.labels, spec.seed or 0) if is_spread else indices
+        for end in (spec.start, spec.stop):
+            if end and not end.endswith("%") and int(end) > len(source):
+                raise InputError(
+                    f"data spec '{spec}' asks for image {int(end):,}; {source.name}:{source.split} has {len(source):,}"
+                )
         places = slice(_place(spec.start, len(source), 0), _place(spec.stop, len(source), len(source)))
         indices = np.sort(order[places])
     if spec.shots is not None:
@@ -318,4 +327,4 @@ def _place(end: str | None, length: int, default: int) -> int:
         return default
     if end.endswith("%"):
         return length * int(end[:-1]) // 100
-    return min(int(end), length)
+    return int(end)

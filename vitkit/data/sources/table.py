@@ -100,6 +100,8 @@ def _read(path: str) -> tuple[list[dict[str, str]], list[int], bool]:
                 for field in ("image", "split"):
                     if not row.get(field, "-"):
                         raise InputError(f"{path}, line {reader.line_num}, has no {field}")
+                if "\0" in row["image"]:
+                    raise InputError(f"{path}, line {reader.line_num}: the path has a NUL character")
                 if "split" in row:
                     row["split"] = WORDS.get(row["split"].lower(), row["split"])
                 rows.append(row)

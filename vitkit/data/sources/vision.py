@@ -200,10 +200,13 @@ def _load(spec: DataSpec, row: DataSet, arguments: dict[str, Any]) -> Any:
     root = _root(spec)
     if spec.download and not row.size:
         raise InputError(f"{spec.source} can't be downloaded; {_advice(spec, row)}")
+    downloads = spec.download and not is_offline()
     missing = f"{spec.source} is not in {root}; {_advice(spec, row)}"
-    if not spec.download and not root.is_dir():
+    if spec.download and not downloads:
+        missing = f"{spec.source} is not in {root}, and HF_HUB_OFFLINE is set, so that nothing is downloaded: unset it"
+    if not downloads and not root.is_dir():
         raise Absent(missing)
-    if spec.download:
+    if downloads:
         root.mkdir(parents=True, exist_ok=True)
         arguments = {**arguments, "download": True}
     try:
@@ -212,9 +215,14 @@ def _load(spec: DataSpec, row: DataSet, arguments: dict[str, Any]) -> Any:
     except Exception as error:  # torchvision's readers and downloads raise all kinds
         cause = reason(error)
         is_missing = any(words in cause for words in ("Dataset not found", "not present in the root"))
-        if is_missing and not spec.download:
+        if is_missing and not downloads:
             raise Absent(missing) from error
         raise InputError(f"cannot open {spec.source} in {root}: {cause}") from error
+
+
+def is_offline() -> bool:
+    """Say whether downloads are switched off, by the Hugging Face hub's variable, which holds for all of them."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _root(spec: DataSpec) -> Path:
