@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import warnings
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -157,6 +159,46 @@ def test_a_closed_pipe_is_quiet(flag: str) -> None:
     os.close(writer)
     assert answer.stderr == ""
     assert answer.returncode == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["--help", "models B/16", "models B/16 --json"])
+def test_full_output_is_one_line(arguments: str, unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "vitkit", *arguments.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (answer.returncode, answer.stderr) == (1, "error: standard output: No space left on device\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="redirections of a POSIX shell")
+@pytest.mark.parametrize(
+    ("redirection", "expected"),
+    [
+        (">&-", (2, "", "error: standard output is closed, so that no result can be printed\n")),
+        ("2>&-", (0, f"vitkit {vitkit.__version__}\n", "")),
+        (">&- 2>&-", (2, "", "")),
+    ],
+)
+def test_closed_streams(redirection: str, expected: tuple[int, str, str]) -> None:
+    command = f"{shlex.quote(sys.executable)} -m vitkit --version {redirection}"
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout, answer.stderr) == expected
+
+
+def test_a_full_standard_error_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=fail))
+    note("step 1 of 2")
+    note("step 2 of 2")
+    sys.stderr.close()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")

@@ -7,7 +7,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from contextlib import redirect_stdout
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,7 +23,7 @@ from vitkit.cli.finetune import finetune
 from vitkit.cli.inspection import inspect
 from vitkit.cli.knn import knn
 from vitkit.cli.models import models
-from vitkit.cli.output import note
+from vitkit.cli.output import StandardOutput, note, visible
 from vitkit.cli.pack import pack
 from vitkit.cli.predict import predict
 from vitkit.cli.probe import probe
@@ -128,29 +129,41 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    if sys.stderr is None:  # closed by whoever started the command
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+    if sys.stdout is None:
+        note("error: standard output is closed, so that no result can be printed")
+        return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold what the terminal can't show
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(cast(TextIO, StandardOutput(sys.stdout))):
             warnings.showwarning = _show_warning
             status = app(arguments, prog_name="vit", standalone_mode=False)
-        sys.stdout.flush()
+            sys.stdout.flush()
     except InputError as error:
-        note(f"error: {error}")
+        note(f"error: {visible(str(error), keep='')}")
         return 2
-    except OSError as error:  # a path that is too long, or a folder that may not be looked into
-        if isinstance(error, BrokenPipeError) or error.filename is None:
+    except BrokenPipeError:
+        _discard_output()
+        return 1
+    except OSError as error:
+        if error.filename is None:
             raise
-        note(f"error: {error.filename}: {error.strerror}")
-        return 2
+        note(f"error: {visible(str(error.filename), keep='')}: {error.strerror}")
+        if error.filename == StandardOutput.name:
+            _discard_output()
+            return 1
+        return 2  # a path that is too long, or a folder that may not be looked into
     except typer.TyperException as error:
         if message := error.format_message():  # bare `vit` has printed its help
             note(f"error: {message}")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
-        # The reader went away; what is still buffered has no taker, so that the flush at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return status or 0
+
+
+def _discard_output() -> None:
+    """Let what is buffered go nowhere, so that the flush at exit doesn't fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from vitkit.cli.options import ImageSize, Json, Overwrite, parse_size
-from vitkit.cli.output import note, print_json
+from vitkit.cli.output import note, print_json, print_line
 
 
 def convert(
@@ -59,4 +59,4 @@ def convert(
     if json:
         print_json(result)
     else:
-        print(f"{result['target']}: {result['model']}, {result['parameters']:,} parameters, as {to}")
+        print_line(f"{result['target']}: {result['model']}, {result['parameters']:,} parameters, as {to}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vitkit.cli.options import Json, Overwrite
-from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.output import note, print_json, print_line, print_table
 from vitkit.cli.progress import progress_bar
 
 MOST_LINES = 5
@@ -94,7 +94,7 @@ def print_report(report: dict[str, Any]) -> None:
     )
     for part in splits:
         if part["several_labels"]:
-            print(
+            print_line(
                 f"{part['split']}: several labels an image, {part['labels'] / part['images']:.2f} on average; "
                 f"images without any: {part['unlabelled']:,}"
             )
@@ -117,24 +117,24 @@ def print_duplicates(found: dict[str, Any]) -> None:
     ]
     lines.append(("pictures that are in several classes", found["with_different_classes"]))
     if not found["groups"]:
-        print("copies: none")
+        print_line("copies: none")
     for words, count in lines:
         if count:
-            print(f"{words}: {count:,}")
+            print_line(f"{words}: {count:,}")
     leaks_first = sorted(found["groups"], key=lambda group: len({member["split"] for member in group}) == 1)
     print_some(leaks_first, lambda group: "  " + same(group))
 
 
 def print_matches(found: dict[str, Any]) -> None:
-    print(f"images of {found['data']} that are here: {found['found']:,} of {found['read']:,}")
+    print_line(f"images of {found['data']} that are here: {found['found']:,} of {found['read']:,}")
     print_some(found["matches"], lambda match: "  " + same([match, *match["found"]]))
 
 
 def print_some(entries: list[Any], say: Callable[[Any], str]) -> None:
     for entry in entries[:MOST_LINES]:
-        print(say(entry))
+        print_line(say(entry))
     if len(entries) > MOST_LINES:
-        print(f"  and {len(entries) - MOST_LINES:,} more; --json names all")
+        print_line(f"  and {len(entries) - MOST_LINES:,} more; --json names all")
 
 
 def same(images: list[dict[str, Any]]) -> str:

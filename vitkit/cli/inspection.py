@@ -7,7 +7,7 @@ from typing import Annotated, cast
 import typer
 
 from vitkit.cli.options import Accept, Device, ImageSize, Json, Model, Names, Overwrite, parse_size
-from vitkit.cli.output import note, print_json
+from vitkit.cli.output import note, print_json, print_line
 from vitkit.cli.progress import progress_bar
 
 
@@ -79,7 +79,7 @@ def inspect(
     if json:
         print_json(result.to_json())
     else:
-        print(result.html)
+        print_line(result.html)
         if result.attention_distance is None and "distance" not in result.undefined:
             note("attention is drawn over images: vit inspect MODEL IMAGES")
     for entry in result.unreadable:

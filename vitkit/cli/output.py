@@ -1,12 +1,51 @@
-"""How verbs speak: results on standard output, notes on standard error."""
+"""How verbs print: results on standard output, notes on standard error; control characters are always shown escaped."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Any, Literal, TextIO
+
+# C0, DEL and C1, which move the cursor or change the terminal, and marks that reverse the order of text.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str, keep: str = "\n\t") -> str:
+    """Return a text with its control characters escaped, as in \\x1b: names of classes and files may hold any."""
+
+    def escape(match: re.Match[str]) -> str:
+        return match[0] if match[0] in keep else match[0].encode("unicode_escape").decode()
+
+    return CONTROL.sub(escape, text)
+
+
+class StandardOutput:
+    """Standard output whose errors, such as a full disk, name it."""
+
+    name = "standard output"
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except OSError as error:
+            error.filename = self.name
+            raise
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError as error:
+            error.filename = self.name
+            raise
 
 
 def print_json(value: object) -> None:
@@ -14,11 +53,28 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def print_line(text: str) -> None:
+    """Print one line of the result."""
+    sys.stdout.write(f"{visible(text)}\n")
+
+
+def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows as CSV; a file gets the very names, a terminal visible ones."""
+    from csv import writer
+    from io import StringIO
+
+    text = StringIO()
+    table = writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(rows)
+    sys.stdout.write(visible(text.getvalue()) if sys.stdout.isatty() else text.getvalue())
+
+
 def note(message: str) -> None:
-    """Say something beside the result; where nobody listens any more, work goes on without a word."""
+    """Print a line next to the result; if standard error is closed or full, work continues without."""
     try:
-        sys.stderr.write(f"{message}\n")
-    except BrokenPipeError:
+        sys.stderr.write(f"{visible(message)}\n")
+    except OSError:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
 
 
@@ -40,15 +96,17 @@ def print_table(
     for place, column in enumerate(columns):
         # A name must be whole to be copied: a narrow terminal folds cells, the first column last; nothing ends in dots.
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(Text(column), justify=justify, overflow="fold", min_width=0 if place else names)
+        table.add_column(
+            Text(visible(column, keep="")), justify=justify, overflow="fold", min_width=0 if place else names
+        )
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(visible(cell, keep="")) for cell in row))
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         unlimited = console.options.update(max_width=sys.maxsize)
         console.width = max(1, console.measure(table, options=unlimited).maximum)
     if title:
-        console.print(title, soft_wrap=True)
+        console.print(visible(title), soft_wrap=True)
     console.print(table)
     if caption:
-        console.print(caption, soft_wrap=True)
+        console.print(visible(caption), soft_wrap=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, parse_size
-from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.output import note, print_csv, print_json, print_table
 from vitkit.errors import InputError
 
 
@@ -62,7 +61,7 @@ def predict(
     if json:
         print_json(results)
     elif csv:
-        print_csv(rows)
+        print_csv(("image", "rank", "name", "index", "probability"), rows)
     elif rows:
         cells = [(image if rank == 1 else "", name, f"{share:.1%}") for image, rank, name, _, share in rows]
         print_table(predictor.name, ("image", "class", "probability"), cells, right=("probability",))
@@ -71,11 +70,3 @@ def predict(
     if failures:
         note(f"{len(failures)} of {len(files)} images failed")
         raise typer.Exit(1)
-
-
-def print_csv(rows: list[tuple[str, int, str, int, float]]) -> None:
-    from csv import writer
-
-    table = writer(sys.stdout, lineterminator="\n")
-    table.writerow(("image", "rank", "name", "index", "probability"))
-    table.writerows(rows)

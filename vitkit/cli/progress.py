@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vitkit.cli.output import note
+from vitkit.cli.output import note, visible
 
 if TYPE_CHECKING:
     from vitkit.training.log import Listener
@@ -116,7 +116,7 @@ class Bar(Lines):
         self.task: Any = None
 
     def note(self, line: str) -> None:
-        self.bar.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        self.bar.console.print(visible(line), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def start(self, step: int, total: int) -> None:
         super().start(step, total)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vitkit.cli.options import Device, Json, Overwrite
-from vitkit.cli.output import note, print_json
+from vitkit.cli.output import note, print_json, print_line
 from vitkit.cli.progress import progress_bar
 
 
@@ -46,5 +46,5 @@ def report(
     if json:
         print_json(result.to_json())
     else:
-        print(result.html)
-        print(result.png)
+        print_line(result.html)
+        print_line(result.png)
