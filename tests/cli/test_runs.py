@@ -19,6 +19,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(RunFolder("runs/digits-1", {"seed": 1})) as folder:
         best = {"metric": "val/accuracy", "value": 0.98765, "step": 900}
         folder.update(status="done", step=1000, steps=1000, seconds=3725.4, best=best)
+        for step in (500, 1000):
+            folder.append({"step": step, "loss": 1.0, "images_per_second": 2.4 * step})
+            folder.append({"step": step, "val/accuracy": 0.5, "val/loss": 1.5 / step, "val_ema/loss": 7.0})
     with closing(RunFolder("runs/digits-2", {"seed": 2})) as folder:
         best = {"metric": "val/loss", "value": 0.123456, "step": 10}
         folder.update(status="failed", step=12, steps=1000, best=best, message="loss is nan at step 12")
@@ -29,7 +32,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_is_what_python_returns(vit) -> None:
     answer = vit("runs", "--json")
     assert (answer.status, answer.err) == (0, "")
-    assert json.loads(answer.out) == list_runs()
+    assert json.loads(answer.out) == [row.to_json() for row in list_runs()]
     assert len(list_runs()) == 3
 
 
@@ -39,9 +42,9 @@ def test_the_table(vit) -> None:
     heads, first, second, third = (
         line.split() for line in answer.out.splitlines() if line.strip() and "─" not in line
     )
-    assert heads == ["name", "status", "step", "best", "time", "updated"]
+    assert heads == ["name", "status", "step", "best", "loss", "images/s", "time", "updated"]
     rows = {row[0]: row[1:] for row in (first, second, third)}
-    done = "done 1,000 / 1,000 val/accuracy 98.77% at step 900 1:02:05".split()
+    done = "done 1,000 / 1,000 val/accuracy 98.77% at step 900 val/loss 0.0015 1,800 1:02:05".split()
     assert rows["digits-1"][:-2] == done
     failed = "failed 12 / 1,000 val/loss 0.1235 at step 10 0:00:00".split()
     assert rows["digits-2"][:-2] == failed

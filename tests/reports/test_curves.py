@@ -11,7 +11,7 @@ import pytest
 from tests.reports.run_folders import evaluation_line, training_line, write_run
 from vitkit.figures.curves import MOST_POINTS, Panel, png, svg
 from vitkit.reports.curves import kind_of_loss, legend, legend_list, panels, remark
-from vitkit.reports.folder import Run, read_run
+from vitkit.runs.reading import Run, read_run
 
 
 @pytest.fixture

@@ -291,7 +291,7 @@ def test_force_removes_nothing_but_runs(tmp_path: Path) -> None:
         (tmp_path / "project" / name).write_text("a: 1")
     with pytest.raises(
         InputError,
-        match="run.json can't be read: No such .*; not a training run of vitkit, so --force will not delete it",
+        match="run.json is missing; not a training run of vitkit, so --force will not delete it",
     ):
         tiny_runs.run_tiny(tmp_path / "project", force=True)
     assert (tmp_path / "project" / "thesis.py").exists()

@@ -24,8 +24,8 @@ from vitkit.costs import cost_of
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features
 from vitkit.evaluation.probe import Probe
-from vitkit.reports.folder import read_runs
 from vitkit.runs import read_config, read_metrics
+from vitkit.runs.reading import read_runs
 from vitkit.training.estimate import SHARE, in_words
 from vitkit.training.log import Silent
 from vitkit.transfer.finetune import HEAD_ALONE, choose_rate, finetune

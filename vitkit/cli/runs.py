@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitkit.cli.options import Json
 from vitkit.cli.output import note, print_json, print_table
 
+if TYPE_CHECKING:
+    from vitkit.runs.reading import RunRow
+
 
 def runs(
     root: Annotated[str, typer.Argument(metavar="ROOT", help="The folder of runs, or one run.")] = "runs",
     json: Json = False,
 ) -> None:
-    """List runs with status, step and best metric: vit runs
+    """List runs with status, step, best metric, last evaluated loss and speed: vit runs
 
     The last updated comes first. To resume a run, repeat the command that started it.
     """
@@ -22,41 +26,47 @@ def runs(
 
     rows = list_runs(root)
     if json:
-        print_json(rows)
+        print_json([row.to_json() for row in rows])
         return
     if not rows:
         note(f"no runs in {root}; `vit train RECIPE` makes one")
         return
     print_runs(rows)
     for row in rows:
-        if row["message"]:
-            note(f"{row['name']}: {row['message']}")
+        if row.message:
+            note(f"{row.name}: {row.message}")
 
 
-def print_runs(rows: list[dict[str, Any]]) -> None:
+def print_runs(rows: Sequence[RunRow]) -> None:
     print_table(
         None,
-        ["name", "status", "step", "best", "time", "updated"],
+        ["name", "status", "step", "best", "loss", "images/s", "time", "updated"],
         [
             [
-                row["name"],
-                row["status"],
-                "" if row["step"] is None else f"{row['step']:,} / {row['steps']:,}",
-                best(row["best"]),
-                duration(row["seconds"]),
-                moment(row["updated"]),
+                row.name,
+                row.status,
+                "" if row.step is None else f"{row.step:,} / {row.steps:,}",
+                best(row.best),
+                measured(row.loss),
+                "" if row.images_per_second is None else f"{row.images_per_second:,.0f}",
+                duration(row.seconds),
+                moment(row.updated),
             ]
             for row in rows
         ],
-        right=["step", "time"],
+        right=["step", "images/s", "time"],
     )
 
 
 def best(entry: dict[str, Any] | None) -> str:
+    return f"{measured(entry)} at step {entry['step']:,}" if entry else ""
+
+
+def measured(entry: dict[str, Any] | None) -> str:
     if entry is None:
         return ""
     value = f"{entry['value']:.2%}" if entry["metric"].endswith("accuracy") else f"{entry['value']:.4g}"
-    return f"{entry['metric']} {value} at step {entry['step']:,}"
+    return f"{entry['metric']} {value}"
 
 
 def duration(seconds: float | None) -> str:

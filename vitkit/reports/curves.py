@@ -9,8 +9,8 @@ import numpy as np
 from vitkit.figures import numbers
 from vitkit.figures.curves import MARKERS, MOST_POINTS, Curve, Look, Panel, svg_key
 from vitkit.figures.palette import THEME
-from vitkit.reports.folder import Run, mapping
 from vitkit.reports.page import Html, element, join
+from vitkit.runs.reading import Run, mapping
 
 MOST_RUNS = sum(name.startswith("run-") for name in THEME)
 "Runs that can be told apart by colour."

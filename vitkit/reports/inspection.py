@@ -23,11 +23,11 @@ from vitkit.inspection.opening import Images, open_images
 from vitkit.models.configs import CompactConfig, Preprocessing, ResNetConfig, Size, ViTConfig
 from vitkit.notes import kind_of
 from vitkit.predictor import Names, Prediction, Predictor, load
-from vitkit.reports.folder import read_object
 from vitkit.reports.page import Html, element, facts, join, page, section, table
 from vitkit.reports.results import Accuracy, accuracy_in_words, accuracy_of
 from vitkit.reports.sections import distance_sections, missing, photo_parts, weight_sections
 from vitkit.results import Result
+from vitkit.runs.reading import read_object
 from vitkit.weights.folder import in_words
 
 PAGE, DISTANCES, RECORD = "index.html", "attention_distance.csv", "inspection.json"

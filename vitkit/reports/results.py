@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.figures import numbers
-from vitkit.reports.folder import (
+from vitkit.reports.page import NOTHING, Html, element, facts, figure, fold, join, section, table
+from vitkit.results import Result
+from vitkit.runs.reading import (
     EVALUATION,
     FINETUNE,
-    STATE,
+    RECORD,
     Run,
     finite,
     mapping,
@@ -22,8 +24,6 @@ from vitkit.reports.folder import (
     read_size,
     text,
 )
-from vitkit.reports.page import NOTHING, Html, element, facts, figure, fold, join, section, table
-from vitkit.results import Result
 
 MEASURES = {
     "accuracy": "Accuracy",
@@ -82,7 +82,7 @@ def accuracy_of(model: str | os.PathLike[str], size: tuple[int, int] | None = No
     if not is_last and (found := read_measured(read_results(path))):
         metric, value = next(iter(found.metrics.items()))
         return Accuracy(metric, value, measured_on=found.data)
-    if not (path / STATE).is_file():
+    if not (path / RECORD).is_file():
         return None
     run = read_run(path)
     best = best_of(run)
@@ -180,7 +180,7 @@ def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
     value = finite(known.get(metric)) if metric else None
     if metric is None or value is None:
         return []
-    request, values = mapping(known.get("request")), known.get("values")
+    request, values = mapping(known.get("settings") or known.get("request")), known.get("values")
     words = numbers.percent(value)
     if (std := finite(known.get("std"))) is not None and isinstance(values, list):
         words += f" ± {100 * std:.2f}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,18 +19,6 @@ from vitkit.figures.curves import Look, Panel, png, svg
 from vitkit.files import write_file
 from vitkit.models.names import changed_shape
 from vitkit.reports import curves
-from vitkit.reports.folder import (
-    EVALUATION,
-    RESULTS,
-    NoMetrics,
-    Run,
-    finite,
-    flatten,
-    mapping,
-    read_object,
-    read_runs,
-    text,
-)
 from vitkit.reports.page import NOTHING, Html, element, facts, fold, join, page, section, table
 from vitkit.reports.results import (
     Accuracy,
@@ -43,6 +30,19 @@ from vitkit.reports.results import (
     result_sections,
 )
 from vitkit.results import Result
+from vitkit.runs.folder import flatten
+from vitkit.runs.reading import (
+    EVALUATION,
+    RESULTS,
+    NoMetrics,
+    Run,
+    finite,
+    mapping,
+    read_object,
+    read_runs,
+    speed,
+    text,
+)
 
 PAGE, PICTURE = "index.html", "curves.png"
 MOST_OPEN = 12
@@ -162,7 +162,6 @@ def _too_many(count: int) -> InputError:
 def summarize_run(run: Run) -> RunSummary:
     """Return what is known of a run."""
     state, cost = run.state, mapping(run.state.get("cost"))
-    speeds = [line["images_per_second"] for line in run.training if "images_per_second" in line]
     last = max(run.training + run.evaluations, key=lambda line: line["step"])
     return RunSummary(
         name=run.name,
@@ -177,7 +176,7 @@ def summarize_run(run: Run) -> RunSummary:
         final=run.finals,
         measured=read_measured(run.results),
         seconds=finite(state.get("seconds")) or last.get("seconds"),
-        images_per_second=statistics.median(speeds) if speeds else None,
+        images_per_second=speed(run.training),
         parameters=finite(cost.get("parameters")),
         exaflops=finite(cost.get("exaflops")),
         device=text(mapping(state.get("environment")).get("device")),

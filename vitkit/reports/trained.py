@@ -10,9 +10,9 @@ from vitkit.errors import InputError
 from vitkit.figures.maps import sentence
 from vitkit.inspection.findings import Findings, RolloutOptions, examine, examine_weights
 from vitkit.predictor import load
-from vitkit.reports.folder import Run, mapping, text
 from vitkit.reports.page import Html, element, section
 from vitkit.reports.sections import DISTANCE, FILTERS, POSITIONS, drawn, missing, photo_parts
+from vitkit.runs.reading import Run, mapping, text
 
 NUM_IMAGES, NUM_PHOTOS = 32, 3
 

@@ -364,7 +364,7 @@ class RunFolder:
             found = read_record(self.path, self.kind)["settings"]
             if found is None:  # an earlier version's suite, which kept none
                 return False
-        theirs, ours = dict(_leaves(found)), dict(_leaves(self.settings))
+        theirs, ours = flatten(found), flatten(self.settings)
         for name in ours | theirs:
             there, here = (
                 _canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours)
@@ -487,7 +487,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def read_record(folder: str | Path, kind: str = "train") -> dict[str, Any]:
     """Return the record of a run that its command wrote, in this version or an earlier one."""
     path = Path(folder, KINDS[kind].record)
-    record = _read_object(path)
+    if not path.is_file():
+        raise InputError(f"{path} is missing")
+    record = read_object(path)
     if "format" not in record:
         record = _completed(record, kind, path)
     elif record["format"] != FORMAT:
@@ -515,10 +517,12 @@ def _completed(record: dict[str, Any], kind: str, path: Path) -> dict[str, Any]:
     return {"status": "running", "settings": settings, **record}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """Read a file of one JSON object."""
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file of one JSON object, NaN as None; {} where there is no file."""
     try:
-        found = json.loads(path.read_bytes(), parse_constant=_refuse)
+        found = json.loads(path.read_bytes(), parse_constant=lambda _: None)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
@@ -534,95 +538,16 @@ def _check_types(record: dict[str, Any], types: Mapping[str, Any], path: Path) -
             raise InputError(f"{path} is damaged: {name!r} is {record.get(name)!r}")
 
 
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; a last one that was never finished is left out."""
-    return [line for _, line in _metrics(Path(folder))]
-
-
-def cut_metrics(folder: str | Path, step: int) -> None:
-    """Cut metrics.jsonl back to what was known at a step, as a run does that goes on from there."""
-    path = Path(folder, METRICS)
-    kept = b"".join(text for text, line in _metrics(Path(folder)) if line["step"] <= step)
-    if path.exists() and path.read_bytes() != kept:
-        write_file(path, kept)
-
-
-def list_runs(root: str | Path = ROOT) -> list[dict[str, Any]]:
-    """Return what the run folders in `root` say of themselves, the last updated first; `root` may be one too."""
-    folder = Path(root)
-    if not folder.is_dir():
-        if folder == Path(ROOT):
-            return []
-        raise InputError(f"{root} is no folder; expected one that holds runs, such as {ROOT}")
-    try:
-        folders = list(_find_runs(folder))
-    except OSError as error:
-        raise InputError(f"{root} can't be read: {error.strerror or error}") from None
-    rows = [_row(path, folder) for path in sorted(folders)]
-    return sorted(rows, key=lambda row: row["updated"] or "", reverse=True)
-
-
-def _find_runs(folder: Path, depth: int = 4) -> Iterator[Path]:
-    """Yield the runs in a folder, and those in folders that hold several, such as a fine-tuning's."""
-    if _is_run(folder):
-        yield folder
-    elif depth:
-        for path in folder.iterdir():
-            if path.is_dir() and not path.name.startswith("."):
-                yield from _find_runs(path, depth - 1)
-
-
-def _row(folder: Path, root: Path) -> dict[str, Any]:
-    try:
-        record = read_record(folder)
-    except InputError as error:
-        record = dict.fromkeys(_SHOWN) | {"status": "unreadable", "message": str(error)}
-    if record["status"] == "running" and not is_locked(folder / LOCK):
-        record["status"] = "interrupted"
-    name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
-    return {"name": name, **{field: record[field] for field in _SHOWN}, "path": str(folder)}
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (CONFIG, RECORD, METRICS))
-
-
-def _metrics(folder: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each whole line of metrics.jsonl as it stands and as it reads."""
-    path = folder / METRICS
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    for number, text in enumerate(lines, 1):
-        try:
-            line = json.loads(text)
-            whole = isinstance(line["step"], int) and text.endswith(b"\n")
-        except (ValueError, KeyError, TypeError):
-            whole = False
-        if whole:
-            yield text, line
-        elif number < len(lines):
-            raise InputError(f"{path}: line {number} is no object with a step; repair or remove that line")
-
-
-def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a nested config by dotted name."""
-    if isinstance(config, Mapping) and (config or not prefix):
-        for name, value in config.items():
-            yield from _leaves(value, f"{prefix}.{name}" if prefix else str(name))
-    else:
-        yield prefix, config
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return settings by their dotted names."""
+    if not isinstance(config, Mapping) or (prefix and not config):
+        return {prefix: config}
+    inner = (flatten(value, f"{prefix}.{name}" if prefix else str(name)) for name, value in config.items())
+    return {name: value for part in inner for name, value in part.items()}
 
 
 def _canonical(config: Any) -> str:
     return json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
 
 
 def _now() -> str:

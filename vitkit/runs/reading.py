@@ -1,9 +1,13 @@
-"""A run folder as plain data: its state, its config, its training and evaluation lines, its measured results."""
+"""What run folders hold, as plain data: state, config, training and evaluation lines, measured results.
+
+metrics.jsonl is read nowhere else.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
+import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,15 +15,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vitkit.errors import InputError, did_you_mean
-from vitkit.figures.numbers import is_accuracy
-from vitkit.files import digest, is_locked
+from vitkit.files import digest, is_locked, write_file
+from vitkit.results import Result
+from vitkit.runs.folder import (
+    CONFIG,
+    KINDS,
+    LOCK,
+    METRICS,
+    RECORD,
+    ROOT,
+    read_config,
+    read_object,
+    read_record,
+)
 
-STATE, CONFIG, METRICS, LOCK = "run.json", "config.yaml", "metrics.jsonl", ".lock"
-FINETUNE = "finetune.json"
-"What tells the folder of a fine-tuning, whose runs are seed-0/run, seed-1/run, ..."
+FINETUNE = KINDS["finetune"].record
 EVALUATION, RESULTS = "evaluation", "results.json"
 "Where `vit finetune` measures its model, as `vit eval --out` does."
 
@@ -55,7 +66,7 @@ class Run:
             for key in sorted(self.metrics, key=lambda key: key.split("/", 1)[1])
         }
         last = self.training[-1] if self.training else {}
-        shown = [] if evaluated else [key for key in last if is_accuracy(key)]
+        shown = [] if evaluated else [key for key in last if key.endswith("accuracy")]
         for key in (*shown, "loss"):
             if key in last:
                 evaluated.setdefault(f"train/{key}", last[key])
@@ -141,7 +152,7 @@ def _read_each(folders: Iterable[Path]) -> tuple[list[Run], list[NoMetrics]]:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in (STATE, METRICS))
+    return any((path / name).exists() for name in (CONFIG, RECORD, METRICS))
 
 
 def read_run(path: Path) -> Run:
@@ -151,11 +162,11 @@ def read_run(path: Path) -> Run:
         raise InputError(f"no folder {str(path)!r}{near or '; expected a run, such as runs/NAME'}")
     if not _is_run(path):
         near = did_you_mean(str(path), map(str, _runs_in(path)))
-        raise InputError(f"{path} is no run: it has neither {STATE} nor {METRICS}{near}")
-    state, config = read_object(path / STATE), _read_config(path / CONFIG)
+        raise InputError(f"{path} is no run: it has neither {RECORD} nor {METRICS}{near}")
+    state, config = read_object(path / RECORD), read_config(path) if (path / CONFIG).exists() else {}
     if state.get("status") == "running" and not is_locked(path / LOCK):
         state["status"] = "interrupted"
-    training, evaluations = _read_metrics(path / METRICS)
+    training, evaluations = _parted(read_metrics(path))
     if not training and not evaluations:
         goes_on = f"before its first line; vit train {shlex.quote(str(path))} goes on"
         reasons = {
@@ -167,17 +178,6 @@ def read_run(path: Path) -> Run:
         raise NoMetrics(f"{path} has no metrics: {reason}")
     name = str(state.get("name") or path.resolve().name)
     return Run(path, name, state, config, training, evaluations, path)
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def finite(value: object) -> float | None:
@@ -201,68 +201,135 @@ def _runs_near(path: Path) -> Iterator[Path]:
     """Yield runs that may have been meant by a path that isn't there."""
     yield from _runs_in(path.parent)
     if len(path.parts) == 1:
-        yield from _runs_in(Path("runs"))
+        yield from _runs_in(Path(ROOT))
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    return sorted({state.parent for name in (STATE, FINETUNE) for state in folder.glob(f"*/{name}")})
+    return sorted({state.parent for name in (RECORD, FINETUNE) for state in folder.glob(f"*/{name}")})
 
 
-def _read_text(path: Path) -> str:
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl; a last one that was never finished is left out."""
+    return [line for _, line in _metrics(Path(folder))]
+
+
+def cut_metrics(folder: str | Path, step: int) -> None:
+    """Cut metrics.jsonl back to what was known at a step, as a run does that resumes from there."""
+    path = Path(folder, METRICS)
+    kept = b"".join(text for text, line in _metrics(Path(folder)) if line["step"] <= step)
+    if path.exists() and path.read_bytes() != kept:
+        write_file(path, kept)
+
+
+def _metrics(folder: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each whole line of metrics.jsonl as it stands and as it reads."""
+    path = folder / METRICS
     try:
-        return path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):  # a model may be one file
-        return ""
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is damaged: expected text in UTF-8") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a file of one JSON object; {} where there is none."""
-    try:
-        state = json.loads(_read_text(path) or "{}")
-    except (ValueError, RecursionError):
-        state = None
-    if not isinstance(state, dict):
-        raise InputError(f"{path} is damaged: expected one JSON object")
-    return state
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(_read_text(path)) or {}
-    except (yaml.YAMLError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise InputError(f"{path} is damaged: expected settings as YAML")
-    return config
-
-
-def _read_metrics(path: Path) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Return training and evaluation lines; of several for one step the last holds."""
-    training: dict[float, dict[str, float]] = {}
-    evaluations: dict[float, dict[str, float]] = {}
-    content = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
-    lines = content.split("\n")
-    for number, written in enumerate(lines, 1):
-        if not written.strip():
-            continue
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    for number, text in enumerate(lines, 1):
         try:
-            found = json.loads(written)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or finite(found.get("step")) is None:
-            if number == len(
-                lines
-            ):  # no line break after it: it is being written, or the run was killed there
-                continue
+            line = json.loads(text)
+            is_whole = isinstance(line["step"], int) and text.endswith(b"\n")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_whole = False
+        if is_whole:
+            yield text, line
+        elif number < len(lines):  # the last may be being written, or the run was killed there
             raise InputError(
                 f"{path}, line {number} is damaged: expected a JSON object with a step; remove it"
             )
-        line = {str(key): value for key, value in found.items() if finite(value) is not None}
-        kind = evaluations if any("/" in key for key in found) else training
-        kind[line["step"]] = {**kind.get(line["step"], {}), **line}
-    return (
-        [training[step] for step in sorted(training)],
-        [evaluations[step] for step in sorted(evaluations)],
-    )
+
+
+def _parted(lines: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Return training and evaluation lines in order of steps, finite numbers only; of several for one step the last
+    holds.
+    """
+    parts: tuple[dict[int, dict[str, float]], ...] = ({}, {})
+    for line in lines:
+        kept = parts[any("/" in name for name in line)].setdefault(line["step"], {})
+        kept |= {name: value for name, value in line.items() if finite(value) is not None}
+    training, evaluations = ([part[step] for step in sorted(part)] for part in parts)
+    return training, evaluations
+
+
+@dataclass(frozen=True)
+class RunRow(Result):
+    """A run in a list of them; what isn't known is None."""
+
+    name: str
+    status: str
+    "As its record says; 'interrupted' where no process is at work any more, 'unreadable' where the record is damaged."
+    step: int | None = None
+    steps: int | None = None
+    best: dict[str, Any] | None = None
+    "Metric, value and step of the best evaluation."
+    loss: dict[str, Any] | None = None
+    "The same of the last evaluated loss."
+    images_per_second: float | None = None
+    "Median over the training lines."
+    seconds: float | None = None
+    updated: str | None = None
+    message: str = ""
+    path: str = ""
+
+
+def list_runs(root: str | Path = ROOT) -> list[RunRow]:
+    """Return what the run folders in `root` say of themselves, the last updated first; `root` may be one too."""
+    folder = Path(root)
+    if not folder.is_dir():
+        if folder == Path(ROOT):
+            return []
+        raise InputError(f"{root} is no folder; expected one that holds runs, such as {ROOT}")
+    try:
+        folders = list(_find_runs(folder))
+    except OSError as error:
+        raise InputError(f"{root} can't be read: {error.strerror or error}") from None
+    rows = [_row(path, folder) for path in sorted(folders)]
+    return sorted(rows, key=lambda row: row.updated or "", reverse=True)
+
+
+def _find_runs(folder: Path, depth: int = 4) -> Iterator[Path]:
+    """Yield the runs in a folder, and those in folders that hold several, such as a fine-tuning's."""
+    if _is_run(folder):
+        yield folder
+    elif depth:
+        for path in folder.iterdir():
+            if path.is_dir() and not path.name.startswith("."):
+                yield from _find_runs(path, depth - 1)
+
+
+def _row(folder: Path, root: Path) -> RunRow:
+    name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
+    row = RunRow(name, "unreadable", path=str(folder))
+    try:
+        record = read_record(folder)
+        shown = ("status", "step", "steps", "best", "seconds", "updated", "message")
+        row = replace(row, **{field: record[field] for field in shown})
+        training, evaluations = _parted(read_metrics(folder))
+    except InputError as error:
+        return replace(row, message=str(error))
+    if row.status == "running" and not is_locked(folder / LOCK):
+        row = replace(row, status="interrupted")
+    return replace(row, loss=_last_loss(evaluations, row.best), images_per_second=speed(training))
+
+
+def speed(training: Iterable[Mapping[str, float]]) -> float | None:
+    """Return the median of images per second over training lines; None where none says it."""
+    rates = [line["images_per_second"] for line in training if line.get("images_per_second")]
+    return statistics.median(rates) if rates else None
+
+
+def _last_loss(evaluations: Iterable[Mapping[str, float]], best: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the last evaluated loss, of the weights by which the best were chosen if there are several."""
+    split = best["metric"].split("/")[0] if best else ""
+    found = [
+        {"metric": name, "value": line[name], "step": int(line["step"])}
+        for line in evaluations
+        for name in sorted(line, key=lambda name: name.startswith(f"{split}/"))
+        if name.endswith("/loss")
+    ]
+    return found[-1] if found else None

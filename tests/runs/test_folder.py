@@ -17,9 +17,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vitkit import runs
 from vitkit.errors import InputError
 from vitkit.runs import (
+    folder as runs,
     RunFolder,
     cut_metrics,
     list_runs,
@@ -244,7 +244,7 @@ def test_cutting_what_is_not_there(tmp_path: Path) -> None:
 def test_a_broken_line_amid_others_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     for read in (read_metrics, lambda folder: cut_metrics(folder, 9)):
-        with pytest.raises(InputError, match="metrics.jsonl: line 2 is no object with a step"):
+        with pytest.raises(InputError, match="metrics.jsonl, line 2 is damaged: expected a JSON object with a step"):
             read(tmp_path)
 
 
@@ -252,7 +252,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     process = hold(tmp_path)
     try:
         (row,) = list_runs(tmp_path)
-        assert row["status"] == "running"
+        assert row.status == "running"
         message = f"is in use by process {process.pid} on .*; wait for it, stop it, or choose another folder"
         with pytest.raises(InputError, match=message):
             RunFolder(tmp_path, {"seed": 0})
@@ -260,7 +260,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     (row,) = list_runs(tmp_path)
-    assert row["status"] == "interrupted"
+    assert row.status == "interrupted"
     RunFolder(tmp_path, {"seed": 0}).close()
 
 
@@ -305,17 +305,19 @@ def test_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     Path("runs", "notes").mkdir()
     Path("runs", "file").touch()
     rows = list_runs()
-    assert [(row["name"], row["status"]) for row in rows] == [
+    assert [(row.name, row.status) for row in rows] == [
         ("b", "interrupted"),
         ("a", "done"),
         ("c", "failed"),
     ]
-    assert rows[1] == {
+    assert rows[1].to_json() == {
         "name": "a",
         "status": "done",
         "step": 20,
         "steps": 40,
         "best": best,
+        "loss": None,
+        "images_per_second": None,
         "seconds": 1.5,
         "updated": "2024-01-03T00:00:00+00:00",
         "message": "",
@@ -352,9 +354,9 @@ def test_broken_runs_are_listed_too(tmp_path: Path, change: Any) -> None:
     else:
         path.write_text(change if isinstance(change, str) else json.dumps(folder.record | change))
     good, broken = list_runs(tmp_path)
-    assert (good["name"], good["status"]) == ("good", "done")
-    assert (broken["name"], broken["status"], broken["step"]) == ("broken", "unreadable", None)
-    assert str(path) in broken["message"]
+    assert (good.name, good.status) == ("good", "done")
+    assert (broken.name, broken.status, broken.step) == ("broken", "unreadable", None)
+    assert str(path) in broken.message
 
 
 def test_a_place_without_runs(tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_listing_needs_no_torch(tmp_path: Path) -> None:
 def test_runs_inside_folders_of_runs_are_listed_by_their_path(tmp_path: Path) -> None:
     for name in ("plain", "quickstart/shapes", "finetune-a/seed-0/run"):
         RunFolder(tmp_path / name, CONFIG).close()
-    assert {row["name"] for row in list_runs(tmp_path)} == {
+    assert {row.name for row in list_runs(tmp_path)} == {
         "plain",
         "quickstart/shapes",
         "finetune-a/seed-0/run",
