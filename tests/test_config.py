@@ -108,6 +108,7 @@ VIT = {
     "patch": st.integers(1, 16),
     "positions": st.sampled_from(["none", "learned", "learned_2d", "sincos_2d", "relative"]),
     "positions_at": st.sampled_from(["stem", "every_layer", "every_layer_shared"]),
+    "position_std": st.none() | st.floats(0, 10),
     "prefix_positions": st.booleans(),
     "pool": st.sampled_from(["token", "mean", "map", "seqpool", "none"]),
     "class_token": st.none() | st.booleans(),
@@ -269,8 +270,8 @@ def test_preprocessing_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"crop_fraction": 0.0}, "crop_fraction must be above 0 and at most 1, not 0"),
-        ({"crop_fraction": 1.1}, "crop_fraction must be above 0 and at most 1, not 1.1"),
+        ({"crop_fraction": 0.0}, "crop_fraction must be at least 0.25 and at most 1, not 0"),
+        ({"crop_fraction": 1.1}, "crop_fraction must be at least 0.25 and at most 1, not 1.1"),
         ({"mean": (0.5,)}, "mean and std need one number per channel, and std must be positive"),
         ({"std": (0.5, 0.5, 0.0)}, "mean and std need one number per channel, and std must be positive"),
         (

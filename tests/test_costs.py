@@ -59,8 +59,8 @@ MACS_BY_PART = {
 )
 def test_macs_by_part(name: str, total: int) -> None:
     report = cost(name)
-    assert report["macs"] == total
-    assert {part: row["macs"] for part, row in report["parts"].items() if row["macs"]} == MACS_BY_PART[name]
+    assert report.macs == total
+    assert {part: row.macs for part, row in report.parts.items() if row.macs} == MACS_BY_PART[name]
 
 
 # 9.2: GELU, LayerNorm, softmax, bias and residual elements; 9.3: GFLOPs under both conventions.
@@ -83,12 +83,12 @@ def test_flops_under_both_conventions(
     gflops_with_elementwise: str,
 ) -> None:
     found = cost_of(model_config(name))
-    parts = {part: row["elementwise"] for part, row in found.parts.items()}
+    parts = {part: row.elementwise for part, row in found.parts.items()}
     assert (parts["norm"], parts["attention"], parts["residual"]) == (norm, softmax, residual)
     assert found.elementwise == gelu + norm + softmax + bias + residual
     report = cost(name)
-    assert f"{report['flops'] / 1e9:.4f}" == gflops
-    assert f"{report['flops_with_elementwise'] / 1e9:.4f}" == gflops_with_elementwise
+    assert f"{report.flops / 1e9:.4f}" == gflops
+    assert f"{report.flops_with_elementwise / 1e9:.4f}" == gflops_with_elementwise
 
 
 # 9.4: GMACs as printed there; those of the ResNets are without head.
@@ -171,19 +171,19 @@ def test_compact_macs(name: str, settings: dict[str, Any], tokens: int, linear: 
     found = cost_of(model_config(name, **settings))
     decimals = len(linear.partition(".")[2])
     assert found.tokens == tokens
-    assert f"{(found.macs - found.parts['attention']['macs']) / 1e9:.{decimals}f}" == linear
+    assert f"{(found.macs - found.parts['attention'].macs) / 1e9:.{decimals}f}" == linear
     assert f"{found.macs / 1e9:.{decimals}f}" == total
 
 
 # 1.12, table 6.
 def test_scaling_table() -> None:
-    rows = table("scaling")["rows"]
+    rows = table("scaling").rows
     assert len(rows) == 18
     for row in rows:
-        tolerance = 0.045 if row["model"].startswith("BiT") else 0.03 if "+" in row["model"] else 0.021
-        assert abs(row["exaflops"] / row["published_exaflops"] - 1) < tolerance, row
-        assert row["difference"] == pytest.approx(row["exaflops"] / row["published_exaflops"] - 1)
-    predicted = {(row["model"], row["epochs"]): round(row["exaflops"], 1) for row in rows}
+        tolerance = 0.045 if row.model.startswith("BiT") else 0.03 if "+" in row.model else 0.021
+        assert abs(row.exaflops / row.published_exaflops - 1) < tolerance, row
+        assert row.difference == pytest.approx(row.exaflops / row.published_exaflops - 1)
+    predicted = {(row.model, row.epochs): round(row.exaflops, 1) for row in rows}
     assert predicted["B/32", 7] == 56.1
     assert predicted["B/16", 7] == 223.5
     assert predicted["L/16", 14] == 1566.7
@@ -192,17 +192,17 @@ def test_scaling_table() -> None:
 
 # 9.1, 9.3 and 1.3.
 def test_sizes_table() -> None:
-    rows = {row["model"]: row for row in table("sizes")["rows"]}
+    rows = {row.model: row for row in table("sizes").rows}
     for name, published in {"B/16": 35.2, "L/16": 123.2, "H/14": 334.8}.items():
-        assert rows[name]["published_gflops"] == published
-        assert round(rows[name]["flops_with_elementwise"] / 1e9, 1) == published
-    assert rows["B/16"]["note"] == "86M is B/16 without its head: 85,798,656"
-    assert rows["L/16"]["note"] == "307M is L/32 with 1000 classes: 306,535,400"
-    assert rows["H/14"]["note"] == "632M is H/14 with 1000 classes: 632,045,800"
+        assert rows[name].published_gflops == published
+        assert round(rows[name].flops_with_elementwise / 1e9, 1) == published
+    assert rows["B/16"].note == "86M is B/16 without its head: 85,798,656"
+    assert rows["L/16"].note == "307M is L/32 with 1000 classes: 306,535,400"
+    assert rows["H/14"].note == "632M is H/14 with 1000 classes: 632,045,800"
     small, large = rows["EfficientNet-B0"], rows["EfficientNet-B7"]
-    assert (round(small["macs"] / 1e9, 2), round(large["macs"] / 1e9, 1)) == (0.39, 37.7)
-    assert (small["published_gflops"], large["published_gflops"]) == (0.4, 37.0)
-    assert (round(small["parameters"] / 1e6, 1), round(large["parameters"] / 1e6)) == (5.3, 66)
+    assert (round(small.macs / 1e9, 2), round(large.macs / 1e9, 1)) == (0.39, 37.7)
+    assert (small.published_gflops, large.published_gflops) == (0.4, 37.0)
+    assert (round(small.parameters / 1e6, 1), round(large.parameters / 1e6)) == (5.3, 66)
 
 
 def sides(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
@@ -434,7 +434,7 @@ def test_half_precision_halves_all_but_statistics() -> None:
     tokens, width, mlp_width, heads, depth = 197, 768, 3072, 12, 12
     elements = 3 * 224**2 + depth * (8 * tokens * width + 2 * tokens * mlp_width) + 2 * tokens * width
     statistics = 4 * (depth * (4 * tokens + heads * tokens) + 2 * tokens)
-    assert cost("B/16")["activation_bytes"] == {
+    assert cost("B/16").activation_bytes == {
         "float32": 4 * elements + statistics,
         "bfloat16": 2 * elements + statistics,
     }
@@ -449,18 +449,18 @@ def test_dropout_and_initial_values_change_nothing() -> None:
 def test_training_compute() -> None:
     """1.12: three times the forward pass, two FLOPs per MAC."""
     report = cost("B/16", images=7 * 303_000_000)
-    assert report["exaflops"] == training_exaflops(17_563_828_224, 7 * 303_000_000)
-    assert report["exaflops"] == pytest.approx(223.5, abs=0.05)
-    assert "exaflops" not in cost("B/16")
+    assert report.exaflops == training_exaflops(17_563_828_224, 7 * 303_000_000)
+    assert report.exaflops == pytest.approx(223.5, abs=0.05)
+    assert "exaflops" not in cost("B/16").to_json()
 
 
 def test_parts_add_up() -> None:
     for name in list_models():
         report = cost(name)
         for total, key in (("parameters", "parameters"), ("macs", "macs")):
-            assert report[total] == sum(part[key] for part in report["parts"].values())
-        assert report["flops"] == 2 * report["macs"]
-        assert report["activation_bytes_checkpointed"]["float32"] <= report["activation_bytes"]["float32"]
+            assert getattr(report, total) == sum(getattr(part, key) for part in report.parts.values())
+        assert report.flops == 2 * report.macs
+        assert report.activation_bytes_checkpointed["float32"] <= report.activation_bytes["float32"]
 
 
 def test_no_torch_is_needed() -> None:
@@ -494,7 +494,7 @@ def test_unknown_table() -> None:
 def test_json_is_what_python_returns(vit: Any) -> None:
     answer = vit("cost", "B/16", "--image-size", "384", "--json")
     assert (answer.status, answer.err) == (0, "")
-    assert json.loads(answer.out) == cost("B/16", image_size=384)
+    assert json.loads(answer.out) == cost("B/16", image_size=384).to_json()
     assert json.loads(answer.out)["tokens"] == 577
 
 
@@ -502,11 +502,11 @@ def test_json_of_several_models_is_a_list(vit: Any) -> None:
     flags = ("--image-size", "224x160", "--num-classes", "0", "--images", "1000", "--json")
     answer = vit("cost", "B/16", "BiT-R50x1", *flags)
     options: dict[str, Any] = dict(image_size=(224, 160), num_classes=0, images=1000)
-    assert json.loads(answer.out) == [cost("B/16", **options), cost("BiT-R50x1", **options)]
+    assert json.loads(answer.out) == [cost(name, **options).to_json() for name in ("B/16", "BiT-R50x1")]
 
 
 def test_json_of_a_table(vit: Any) -> None:
-    assert json.loads(vit("cost", "--table", "scaling", "--json").out) == table("scaling")
+    assert json.loads(vit("cost", "--table", "scaling", "--json").out) == table("scaling").to_json()
 
 
 def test_the_page_states_numbers_and_conventions(vit: Any) -> None:

@@ -4,15 +4,55 @@ from __future__ import annotations
 
 import fnmatch
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal, overload
 
 from vitkit.costs import cost_of
 from vitkit.errors import InputError
+from vitkit.models.configs import Preprocessing
 from vitkit.models.names import canonical_name, list_models, model_config, other_name
+from vitkit.results import Result
 from vitkit.weights.public import PUBLIC, PublicWeights
 
 
-def models(pattern: str = "*", weights: bool = False) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ModelRow(Result):
+    """A model and its cost."""
+
+    name: str
+    other_name: str | None
+    image_size: tuple[int, int]
+    num_classes: int
+    tokens: int | None
+    parameters: int
+    macs: int
+    weights: tuple[str, ...]
+    "Tags of its public weights."
+
+
+@dataclass(frozen=True)
+class WeightsRow(Result):
+    """Public weights."""
+
+    weights: str
+    "As in NAME@TAG."
+    default: bool
+    "Whether NAME@pretrained means these."
+    hub_id: str
+    size_bytes: int
+    licence: str
+    num_classes: int
+    preprocessing: Preprocessing
+    top1: float | None
+    "Published ImageNet accuracy, from 0 to 1."
+    source: str | None
+
+
+@overload
+def models(pattern: str = "*", weights: Literal[False] = False) -> list[ModelRow]: ...
+@overload
+def models(pattern: str = "*", *, weights: Literal[True]) -> list[WeightsRow]: ...
+def models(pattern: str = "*", weights: bool = False) -> list[ModelRow] | list[WeightsRow]:
     """List models by a name or pattern in either dialect, or their public weights by NAME[@TAG]."""
     if not weights:
         return [model_row(name) for name in find_names(pattern)]
@@ -42,36 +82,30 @@ def find_names(pattern: str) -> list[str]:
     return [pattern]
 
 
-def model_row(name: str) -> dict[str, Any]:
+def model_row(name: str) -> ModelRow:
     config, paper_name = model_config(name), canonical_name(name)
     cost = cost_of(config)
-    return {
-        "name": paper_name,
-        "other_name": other_name(paper_name) if name == paper_name else name,
-        "image_size": list(config.size),
-        "num_classes": config.num_classes,
-        "tokens": cost.tokens,
-        "parameters": cost.parameters,
-        "macs": cost.macs,
-        "weights": [entry.tag for entry in PUBLIC if entry.name == paper_name],
-    }
+    return ModelRow(
+        paper_name,
+        other_name(paper_name) if name == paper_name else name,
+        config.size,
+        config.num_classes,
+        cost.tokens,
+        cost.parameters,
+        cost.macs,
+        tuple(entry.tag for entry in PUBLIC if entry.name == paper_name),
+    )
 
 
-def weights_row(entry: PublicWeights) -> dict[str, Any]:
-    return {
-        "weights": f"{entry.name}@{entry.tag}",
-        "default": entry.default,
-        "hub_id": entry.hub_id,
-        "size_bytes": entry.size_bytes(),
-        "licence": entry.licence,
-        "num_classes": entry.num_classes,
-        "preprocessing": {
-            "image_size": [entry.image_size, entry.image_size],
-            "crop_fraction": entry.crop_fraction,
-            "interpolation": entry.interpolation,
-            "mean": list(entry.mean),
-            "std": list(entry.std),
-        },
-        "top1": None if entry.top1 is None else round(entry.top1 / 100, 6),
-        "source": entry.source,
-    }
+def weights_row(entry: PublicWeights) -> WeightsRow:
+    return WeightsRow(
+        f"{entry.name}@{entry.tag}",
+        entry.default,
+        entry.hub_id,
+        entry.size_bytes(),
+        entry.licence,
+        entry.num_classes,
+        Preprocessing(entry.image_size, entry.crop_fraction, entry.interpolation, entry.mean, entry.std),
+        None if entry.top1 is None else round(entry.top1 / 100, 6),
+        entry.source,
+    )

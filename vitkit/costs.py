@@ -27,6 +27,7 @@ from vitkit.models.configs import (
     ViTConfig,
 )
 from vitkit.models.names import model_config
+from vitkit.results import Result
 
 Sides = tuple[int, int]
 
@@ -63,6 +64,51 @@ class Section:
 
 
 @dataclass(frozen=True)
+class PartCost(Result):
+    """One part's share of a model's cost."""
+
+    parameters: int = 0
+    macs: int = 0
+    elementwise: int = 0
+
+    def plus(self, item: Operation, repeats: int) -> PartCost:
+        return PartCost(
+            self.parameters + repeats * item.parameters,
+            self.macs + repeats * item.macs,
+            self.elementwise + repeats * item.elementwise,
+        )
+
+
+@dataclass(frozen=True)
+class CostReport(Result):
+    """What a model costs per image."""
+
+    model: str
+    image_size: tuple[int, int]
+    num_classes: int
+    parameters: int
+    tokens: int | None
+    "Tokens in the encoder; a ResNet has none."
+    macs: int
+    "Multiply-adds of matrix products and convolutions."
+    flops: int
+    flops_with_elementwise: int
+    parts: dict[str, PartCost]
+    activation_bytes: dict[str, int]
+    "By precision."
+    activation_bytes_checkpointed: dict[str, int]
+    images: int | None = None
+    "How many images training was priced on."
+    exaflops: float | None = None
+    "The price of that training."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON values, without the price of a training that wasn't asked for."""
+        asked = {"images", "exaflops"} if self.images is None else set()
+        return {name: value for name, value in super().to_json().items() if name not in asked}
+
+
+@dataclass(frozen=True)
 class Cost:
     """The cost of one image's forward pass, and what training keeps of it."""
 
@@ -73,27 +119,25 @@ class Cost:
     @property
     def parameters(self) -> int:
         """Trainable parameters."""
-        return sum(part["parameters"] for part in self.parts.values())
+        return sum(part.parameters for part in self.parts.values())
 
     @property
     def macs(self) -> int:
         """Multiply-adds of matrix products and convolutions."""
-        return sum(part["macs"] for part in self.parts.values())
+        return sum(part.macs for part in self.parts.values())
 
     @property
     def elementwise(self) -> int:
         """Element-wise operations."""
-        return sum(part["elementwise"] for part in self.parts.values())
+        return sum(part.elementwise for part in self.parts.values())
 
     @property
-    def parts(self) -> dict[str, dict[str, int]]:
+    def parts(self) -> dict[str, PartCost]:
         """Parameters, MACs and element-wise operations of each part."""
-        parts: dict[str, dict[str, int]] = {}
+        parts: dict[str, PartCost] = {}
         for section in self.sections:
             for item in section.operations:
-                part = parts.setdefault(item.part, {"parameters": 0, "macs": 0, "elementwise": 0})
-                for name in part:
-                    part[name] += section.repeats * getattr(item, name)
+                parts[item.part] = parts.get(item.part, PartCost()).plus(item, section.repeats)
         return parts
 
     def activation_bytes(self, element_bytes: int, *, checkpointed: bool = False) -> int:
@@ -116,7 +160,7 @@ def cost(
     image_size: Size | None = None,
     num_classes: int | None = None,
     images: int | None = None,
-) -> dict[str, Any]:
+) -> CostReport:
     """Return what a named model costs per image, and the exaFLOPs of training on a number of images."""
     if "@" in model or os.path.exists(model):
         raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
@@ -125,24 +169,23 @@ def cost(
     given = {"image_size": image_size, "num_classes": num_classes}
     config = model_config(model, **{name: value for name, value in given.items() if value is not None})
     found = cost_of(config)
-    report: dict[str, Any] = {
-        "model": model,
-        "image_size": list(config.size),
-        "num_classes": config.num_classes,
-        "parameters": found.parameters,
-        "tokens": found.tokens,
-        "macs": found.macs,
-        "flops": 2 * found.macs,
-        "flops_with_elementwise": 2 * found.macs + found.elementwise,
-        "parts": found.parts,
-        "activation_bytes": {name: found.activation_bytes(size) for name, size in PRECISIONS.items()},
-        "activation_bytes_checkpointed": {
+    return CostReport(
+        model,
+        config.size,
+        config.num_classes,
+        found.parameters,
+        found.tokens,
+        found.macs,
+        flops=2 * found.macs,
+        flops_with_elementwise=2 * found.macs + found.elementwise,
+        parts=found.parts,
+        activation_bytes={name: found.activation_bytes(size) for name, size in PRECISIONS.items()},
+        activation_bytes_checkpointed={
             name: found.activation_bytes(size, checkpointed=True) for name, size in PRECISIONS.items()
         },
-    }
-    if images is not None:
-        report |= {"images": images, "exaflops": training_exaflops(found.macs, images)}
-    return report
+        images=images,
+        exaflops=None if images is None else training_exaflops(found.macs, images),
+    )
 
 
 def cost_of(config: ModelConfig) -> Cost:

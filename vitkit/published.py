@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from vitkit.costs import cost_of, training_exaflops
 from vitkit.errors import InputError
 from vitkit.models.names import model_config
+from vitkit.results import Result
 
 JFT_IMAGES = 303_000_000
 
@@ -45,43 +47,88 @@ PUBLISHED_SCALING = (
 )
 
 
-def table(which: Literal["sizes", "scaling"]) -> dict[str, Any]:
-    """Return published figures beside ours: model sizes in circulation, or the ViT paper's scaling study."""
+@dataclass(frozen=True)
+class SizeRow(Result):
+    """A model's published size and ours."""
+
+    model: str
+    image_size: tuple[int, int]
+    parameters: int
+    macs: int
+    flops: int
+    flops_with_elementwise: int | None
+    published_parameters: str
+    published_gflops: float
+    note: str
+
+
+@dataclass(frozen=True)
+class ScalingRow(Result):
+    """A run of the ViT paper's scaling study: its published price and ours."""
+
+    model: str
+    epochs: int
+    macs: int
+    exaflops: float
+    published_exaflops: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class Sizes(Result):
+    """Model sizes in circulation."""
+
+    table: Literal["sizes"]
+    convention: str
+    rows: tuple[SizeRow, ...]
+
+
+@dataclass(frozen=True)
+class Scaling(Result):
+    """The ViT paper's scaling study."""
+
+    table: Literal["scaling"]
+    convention: str
+    rows: tuple[ScalingRow, ...]
+
+
+def table(which: Literal["sizes", "scaling"]) -> Sizes | Scaling:
+    """Return published figures next to ours: model sizes in circulation, or the ViT paper's scaling study."""
     if which == "sizes":
         convention = (
             "one image, 1000 classes; ViT figures count 2 FLOPs per multiply-add and 1 per element-wise "
             "operation, EfficientNet figures 1 per multiply-add"
         )
-        return {"table": which, "convention": convention, "rows": [*_vit_sizes(), *_efficientnet_sizes()]}
+        return Sizes(which, convention, (*_vit_sizes(), *_efficientnet_sizes()))
     if which == "scaling":
         convention = (
             "exaFLOPs of pre-training at 224: 3 (forward and backward) x 2 per multiply-add x epochs "
             "x 303 million images"
         )
-        return {"table": which, "convention": convention, "rows": list(_scaling_rows())}
+        return Scaling(which, convention, tuple(_scaling_rows()))
     raise InputError(f"unknown table {which!r}; expected 'sizes' or 'scaling'")
 
 
-def _vit_sizes() -> Iterator[dict[str, Any]]:
+def _vit_sizes() -> Iterator[SizeRow]:
     for name, published, gflops, behind, num_classes in PUBLISHED_VITS:
         config = model_config(name)
         found = cost_of(config)
         counted = cost_of(model_config(behind, num_classes=num_classes)).parameters
         head = f"with {num_classes} classes" if num_classes else "without its head"
-        yield {
-            "model": name,
-            "image_size": list(config.size),
-            "parameters": found.parameters,
-            "macs": found.macs,
-            "flops": 2 * found.macs,
-            "flops_with_elementwise": 2 * found.macs + found.elementwise,
-            "published_parameters": published,
-            "published_gflops": gflops,
-            "note": f"{published} is {behind} {head}: {counted:,}",
-        }
+        yield SizeRow(
+            name,
+            config.size,
+            found.parameters,
+            found.macs,
+            2 * found.macs,
+            2 * found.macs + found.elementwise,
+            published,
+            gflops,
+            f"{published} is {behind} {head}: {counted:,}",
+        )
 
 
-def _efficientnet_sizes() -> Iterator[dict[str, Any]]:
+def _efficientnet_sizes() -> Iterator[SizeRow]:
     """Count torchvision's models on the meta device: nothing is computed or downloaded."""
     import torch
     import torchvision
@@ -92,28 +139,21 @@ def _efficientnet_sizes() -> Iterator[dict[str, Any]]:
             model = torchvision.models.get_model(builder).eval()
             model(torch.empty(1, 3, side, side))
         flops = counter.get_total_flops()
-        yield {
-            "model": name,
-            "image_size": [side, side],
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "macs": flops // 2,
-            "flops": flops,
-            "flops_with_elementwise": None,
-            "published_parameters": published,
-            "published_gflops": gflops,
-            "note": f"{gflops:g} counts a multiply-add once, as our GMACs do",
-        }
+        yield SizeRow(
+            name,
+            (side, side),
+            sum(parameter.numel() for parameter in model.parameters()),
+            flops // 2,
+            flops,
+            None,
+            published,
+            gflops,
+            f"{gflops:g} counts a multiply-add once, as our GMACs do",
+        )
 
 
-def _scaling_rows() -> Iterator[dict[str, Any]]:
+def _scaling_rows() -> Iterator[ScalingRow]:
     for name, epochs, published in PUBLISHED_SCALING:
         macs = cost_of(model_config(name)).macs
         exaflops = training_exaflops(macs, epochs * JFT_IMAGES)
-        yield {
-            "model": name,
-            "epochs": epochs,
-            "macs": macs,
-            "exaflops": exaflops,
-            "published_exaflops": published,
-            "difference": exaflops / published - 1,
-        }
+        yield ScalingRow(name, epochs, macs, exaflops, published, exaflops / published - 1)

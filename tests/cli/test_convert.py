@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -67,6 +68,30 @@ def test_every_format(vit: Callable[..., Any], to: str, target: str, source: Pat
         assert {path.name for path in (tmp_path / target).iterdir()} == names
 
 
+def test_the_ending_says_the_format(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
+    answer = vit("convert", str(source), str(tmp_path / "out.npz"))
+    assert answer.status == 0 and answer.out.endswith(" parameters, as npz\n")
+    vitkit.save(load_model(source).model, tmp_path / "saved.npz")
+    assert convert(source, tmp_path / "again.npz").to == "npz"
+    images = torch.randn(2, 3, 32, 32)
+    for name in ("out.npz", "saved.npz", "again.npz"):
+        assert np.load(tmp_path / name)["embedding/kernel"].shape == (16, 16, 3, 32)
+        assert torch.equal(load_model(tmp_path / name).model(images), load_model(source).model(images))
+
+
+@pytest.mark.parametrize("to", [None, *TARGETS, "onnx"])
+@pytest.mark.parametrize("name", ["out", "out.npz", "out.pth", "out.onnx"])
+def test_errors_of_python_name_no_flag_of_the_format(
+    to: Any, name: str, source: Path, tmp_path: Path
+) -> None:
+    said = []
+    try:
+        vitkit.save(load_model(source).model, tmp_path / name, to)
+    except vitkit.InputError as error:
+        said.append(str(error))
+    assert not any("--to" in text for text in said)
+
+
 def test_vitkit_is_the_default(vit: Callable[..., Any], source: Path, tmp_path: Path) -> None:
     assert vit("convert", str(source), str(tmp_path / "out")).status == 0
     assert "vitkit" in json.loads((tmp_path / "out" / "config.json").read_text())
@@ -76,7 +101,7 @@ def test_json_is_what_python_returns(vit: Callable[..., Any], source: Path, tmp_
     answer = vit("convert", str(source), str(tmp_path / "out"), "--json")
     assert answer.status == 0
     document = json.loads(answer.out)
-    assert document == convert(source, tmp_path / "out", force=True)
+    assert document == convert(source, tmp_path / "out", force=True).to_json()
     assert document == {
         "source": str(source),
         "target": str(tmp_path / "out"),
@@ -162,17 +187,17 @@ def test_a_link_to_a_model_stays_a_link(vit: Callable[..., Any], source: Path, t
 @pytest.mark.parametrize(
     ("to", "target", "message"),
     [
-        ("npz", "out", "--to npz can't write out: .npz files are --to npz, and the other way round"),
+        ("npz", "out", "format npz is one file: give a path that ends in .npz, not out"),
         (
             "timm",
             "out.npz",
-            "--to timm can't write out.npz: .npz files are --to npz, and the other way round",
+            "format timm can't be out.npz: it is kept in a file that ends in .safetensors or .pth",
         ),
-        ("hf", "out.safetensors", "--to hf writes a folder: give a path without an ending"),
+        ("hf", "out.safetensors", "format hf can't be out.safetensors: it is kept in a folder"),
         (
             "torchvision",
             "out",
-            "--to torchvision writes one file: give a path ending in .pth or .safetensors",
+            "format torchvision is one file: give a path that ends in .pth or .safetensors, not out",
         ),
         ("vitkit", "out.bin", "out.bin can't be written: files end in .safetensors, .pth or .npz"),
     ],
@@ -308,7 +333,9 @@ def test_a_failed_replacement_keeps_the_old_model(
 
 
 def test_an_unknown_format_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(vitkit.InputError, match="unknown format 'onnx'; expected one of npz, timm, hf"):
+    with pytest.raises(
+        vitkit.InputError, match="unknown format 'onnx'; expected one of vitkit, npz, timm, hf"
+    ):
         vitkit.convert(source, tmp_path / "x", to="onnx")  # type: ignore[arg-type]
 
 

@@ -14,32 +14,32 @@ from vitkit.weights.public import PUBLIC
 def test_json_is_what_python_returns(vit) -> None:
     answer = vit("models", "cct*", "--json")
     assert (answer.status, answer.err) == (0, "")
-    assert json.loads(answer.out) == models("cct*")
+    assert json.loads(answer.out) == [row.to_json() for row in models("cct*")]
 
 
 def test_both_dialects_find_the_same_rows() -> None:
     assert models("vit_large_patch*") == models("L/*")
-    assert [row["name"] for row in models("CCT-7*")] == vitkit.list_models("cct_7*")
+    assert [row.name for row in models("CCT-7*")] == vitkit.list_models("cct_7*")
 
 
 @pytest.mark.parametrize("name", ["g/14", "G/14", "s/16", "S/16", "b/32", "B/32"])
 def test_case_tells_sizes_apart(name: str) -> None:
-    assert [row["name"] for row in models(name)] == [name]
+    assert [row.name for row in models(name)] == [name]
 
 
 def test_every_model_has_its_cost() -> None:
     rows = models()
-    assert [row["name"] for row in rows] == vitkit.list_models()
-    assert all(row["parameters"] > 0 and row["macs"] > 0 for row in rows)
-    assert all((row["tokens"] is None) == row["name"].startswith("BiT-") for row in rows)
+    assert [row.name for row in rows] == vitkit.list_models()
+    assert all(row.parameters > 0 and row.macs > 0 for row in rows)
+    assert all((row.tokens is None) == row.name.startswith("BiT-") for row in rows)
 
 
 def test_published_numbers() -> None:
     (row,) = models("B/16")
-    assert row["other_name"] == "vit_base_patch16_224"
-    assert row["image_size"] == [224, 224]
-    assert row["tokens"] == 197
-    assert row["parameters"] == 86_567_656
+    assert row.other_name == "vit_base_patch16_224"
+    assert row.image_size == (224, 224)
+    assert row.tokens == 197
+    assert row.parameters == 86_567_656
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_published_numbers() -> None:
 )
 def test_a_name_that_is_not_listed(name: str, paper_name: str, image_size: int, tokens: int) -> None:
     (row,) = models(name)
-    assert row["name"] == paper_name
-    assert row["image_size"] == [image_size, image_size]
-    assert row["tokens"] == tokens
+    assert row.name == paper_name
+    assert row.image_size == (image_size, image_size)
+    assert row.tokens == tokens
 
 
 def test_the_page_shows_both_names(vit) -> None:
@@ -78,26 +78,26 @@ def test_unknown_names_are_answered(vit, pattern: str, message: str, flags: list
 
 def test_all_public_weights_are_listed() -> None:
     rows = models(weights=True)
-    assert [row["weights"] for row in rows] == [f"{entry.name}@{entry.tag}" for entry in PUBLIC]
+    assert [row.weights for row in rows] == [f"{entry.name}@{entry.tag}" for entry in PUBLIC]
     for row, entry in zip(rows, PUBLIC, strict=True):
-        assert row["hub_id"] == entry.hub_id
-        assert row["licence"]
-        assert row["size_bytes"] > 0
-        assert row["top1"] is None or 0.5 < row["top1"] < 1.0
+        assert row.hub_id == entry.hub_id
+        assert row.licence
+        assert row.size_bytes > 0
+        assert row.top1 is None or 0.5 < row.top1 < 1.0
         assert entry.name in vitkit.list_models()
 
 
 def test_weights_of_one_model() -> None:
     entry = PUBLIC[0]
-    assert all(row["weights"].startswith(f"{entry.name}@") for row in models(entry.name, weights=True))
+    assert all(row.weights.startswith(f"{entry.name}@") for row in models(entry.name, weights=True))
     (row,) = models(f"{entry.name}@{entry.tag}", weights=True)
-    assert row["preprocessing"]["mean"] == list(entry.mean)
-    assert entry.tag in models(entry.name)[0]["weights"]
+    assert row.preprocessing.mean == entry.mean
+    assert entry.tag in models(entry.name)[0].weights
 
 
 def test_the_tag_of_the_default_weights() -> None:
     (row,) = models("B/16@pretrained", weights=True)
-    assert row["default"]
+    assert row.default
     assert row in models("B/16", weights=True)
 
 

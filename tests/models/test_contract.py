@@ -418,6 +418,7 @@ VIT_CHANGES = {
     "patch": Change("parameters", (8,)),
     "positions": Change("parameters", ("none", "learned_2d", "sincos_2d", "relative")),
     "positions_at": Change("parameters", ("every_layer",)),
+    "position_std": Change("initial", (None, 0.5)),
     "prefix_positions": Change("parameters", (False,)),
     "pool": Change("parameters", ("mean", "map", "seqpool", "none")),
     "class_token": Change("parameters", (True,), {"pool": "mean"}),

@@ -103,6 +103,13 @@ def test_tokens_and_positions() -> None:
     assert_std(make(SEQPOOL).get_parameter("blocks.0.attn.relative"), 0.02)
 
 
+def test_positions_of_big_vision() -> None:
+    """big_vision's get_posemb: normal with a deviation of 1 / sqrt(width), which the recipe of its scaling study takes."""
+    settings: dict[str, Any] = dict(image_size=64, width=64, depth=1, heads=4, mlp_width=8, patch=2)
+    model = make(ViTConfig(**settings, pool="map", position_std=None))
+    assert_std(model.get_parameter("pos_embed"), 1 / 8)
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_encoder_blocks(layer: int) -> None:
     block: Any = make(VIT).get_submodule(f"blocks.{layer}")

@@ -670,13 +670,13 @@ def test_standardisation_forgets_scale_and_offset(formula: Any) -> None:
 def test_settings_that_do_not_go_together_are_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"heads": 3}, "width 16 is not a multiple of heads 3"),
-        ({"depth": 0}, "depth must be at least 1, not 0"),
-        ({"patch": 0}, "patch must be at least 1, not 0"),
-        ({"registers": -1}, "registers must be at least 0, not -1"),
-        ({"pre_logits": -1}, "pre_logits must be at least 0, not -1"),
+        ({"depth": 0}, "depth must be at least 1 and at most 1000, not 0"),
+        ({"patch": 0}, "patch must be at least 1 and at most 16384, not 0"),
+        ({"registers": -1}, "registers must be at least 0 and at most 1000, not -1"),
+        ({"pre_logits": -1}, "pre_logits must be at least 0 and at most 262144, not -1"),
         ({"num_classes": -1}, "num_classes must be at least 0, not -1"),
         ({"channels": 0}, "channels must be at least 1, not 0"),
-        ({"image_size": (0, 8)}, "image_size must be at least 1, not 0"),
+        ({"image_size": (0, 8)}, "image_size must be at least 1 and at most 16384, not 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1"),
         ({"stochastic_depth": -0.1}, "stochastic_depth must be at least 0 and below 1, not -0.1"),
         ({"patch_dropout": 2.0}, "patch_dropout must be at least 0 and below 1, not 2"),
@@ -714,9 +714,9 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
-        (CompactConfig(), {"heads": 0}, "heads must be at least 1, not 0"),
-        (CompactConfig(), {"kernel": 0}, "kernel must be at least 1, not 0"),
-        (CompactConfig(), {"convolutions": 0}, "convolutions must be at least 1, not 0"),
+        (CompactConfig(), {"heads": 0}, "heads must be at least 1 and at most 1000, not 0"),
+        (CompactConfig(), {"kernel": 0}, "kernel must be at least 1 and at most 16384, not 0"),
+        (CompactConfig(), {"convolutions": 0}, "convolutions must be at least 1 and at most 16, not 0"),
         (CompactConfig(), {"heads": 3}, "width 256 is not a multiple of heads 3"),
         (
             CompactConfig(),
@@ -729,15 +729,19 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
             "an image of 3x8 pixels is too small for this tokenizer",
         ),
         (HybridConfig(patch=1), {"backbone_units": (1,) * 5}, "a ResNet backbone has at most four stages"),
-        (HybridConfig(patch=1), {"backbone_units": (1, 0)}, "every stage of backbone_units needs a unit"),
+        (
+            HybridConfig(patch=1),
+            {"backbone_units": (1, 0)},
+            "backbone_units must be at least 1 and at most 1000, not 0",
+        ),
         (
             HybridConfig(patch=1),
             {"backbone_width": 48},
             "backbone_width must be a multiple of GroupNorm's 32 groups, not 48",
         ),
-        (ResNetConfig(), {"units": ()}, "units needs at least one unit in each stage"),
-        (ResNetConfig(), {"units": (1, 0)}, "units needs at least one unit in each stage"),
-        (ResNetConfig(), {"width_factor": 0}, "width_factor must be at least 1, not 0"),
+        (ResNetConfig(), {"units": ()}, "a ResNet has 1 to 8 stages, not 0"),
+        (ResNetConfig(), {"units": (1, 0)}, "units must be at least 1 and at most 1000, not 0"),
+        (ResNetConfig(), {"width_factor": 0}, "width_factor must be at least 1 and at most 1000, not 0"),
     ],
 )
 def test_impossible_shapes_are_refused(config: Any, settings: dict[str, Any], message: str) -> None:

@@ -130,8 +130,12 @@ def test_its_own_parameters_are_no_part_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("CCT-2/3x2", "objective mae needs a plain ViT, whose tokens are patches of the image"),
-        ("R+Ti/16", "objective mae needs a plain ViT, whose tokens are patches of the image"),
+        (
+            "CCT-2/3x2",
+            "objective mae needs a plain ViT: the tokens of this one come from a convolutional stem",
+        ),
+        ("ViT-Lite-2/4", "objective mae needs a plain ViT: the encoder of this one can't leave patches out"),
+        ("R+Ti/16", "objective mae needs a plain ViT: the tokens of this one come from a convolutional stem"),
     ],
 )
 def test_other_models_are_refused(name: str, message: str) -> None:

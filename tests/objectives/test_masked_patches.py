@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.data.draws import Draw
 from vitkit.data.open import open_data
@@ -315,13 +316,46 @@ def test_pictures_of_pixels() -> None:
     assert all(bool((painted[row, corrupted[row]] - 127 <= 1).all()) for row in range(4))
 
 
-@pytest.mark.parametrize("name", ["CCT-2/3x2", "R+Ti/16", "BiT-R50x1"])
-def test_other_models_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("CCT-2/3x2", "come from a convolutional stem, before which no token can be masked"),
+        ("R+Ti/16", "come from a convolutional stem, before which no token can be masked"),
+        ("BiT-R50x1", "a ResNet has no tokens to hide"),
+    ],
+)
+def test_other_models_are_refused(name: str, reason: str) -> None:
     model = create_model(name, num_classes=0)
-    with pytest.raises(
-        InputError, match="objective masked_patches needs a plain ViT, whose tokens are patches of the image"
-    ):
+    with pytest.raises(InputError, match=f"needs a plain ViT, a ViT-Lite or a CVT: .*{reason}"):
         build_objective(ObjectiveConfig("masked_patches"), model, Preprocessing(), False)
+
+
+@pytest.mark.parametrize("name", ["ViT-Lite-2/4", "CVT-2/4"])
+@pytest.mark.parametrize("target", ["mean_color", "colors_4x4", "pixels"])
+def test_compact_transformers_of_patches_learn(name: str, target: Any) -> None:
+    """Their own patch embedding makes the tokens, and all that is trained has a gradient, as DDP wants."""
+    torch.manual_seed(0)
+    model = create_model(name, image_size=(16, 20), num_classes=0, attention_dropout=0.0)
+    config = ObjectiveConfig("masked_patches", target=target)
+    built = build_objective(config, model, Preprocessing(image_size=(16, 20)), False)
+    assert isinstance(built, MaskedPatches) and built.num_hidden == 10
+    images, losses = pixels(8, 16, 20) // 4 * 3, []
+    optimizer = torch.optim.AdamW(built.parameters(), 2e-3)
+    for step in range(12):
+        loss, _ = built(batch(built, images, step % 2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        for name, parameter in built.named_parameters():
+            assert not parameter.requires_grad or parameter.grad is not None, name
+    assert losses[-1] < 0.8 * losses[0]
+    with torch.no_grad():
+        found = built.eval().pictures({"image": images}, Draw(0, 0, np.arange(8)))
+    assert found is not None and found.shape == (8, 3, 3, 16, 20)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        built(batch(built, images))
+    assert built.cost(0, 0)[0] == counter.get_total_flops() // 2 // 8
 
 
 def test_settings_are_checked() -> None:

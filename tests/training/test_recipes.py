@@ -238,7 +238,7 @@ def test_scaling_vit_decays_its_head_apart() -> None:
     config = resolve("scaling_g14")
     assert config.optimizer.head_weight_decay == 3.0 and config.optimizer.momentum_dtype == "bfloat16"
     assert (config.schedule.timescale, config.schedule.cooldown) == (10_000, 50_000)
-    assert config.model == {"name": "g/14", "pool": "map", "head_bias": -10}
+    assert config.model == {"name": "g/14", "pool": "map", "position_std": None, "head_bias": -10}
 
 
 def test_masked_patches_are_the_papers() -> None:
@@ -466,7 +466,7 @@ def test_another_name_replaces_a_shape_of_its_own(tmp_path: Path) -> None:
     for same in (["model.dropout=0.1"], ["model.name=Ti/16"]):
         assert resolve("digits", same).model["width"] == 64
     found = resolve("scaling_g14", ["model.name=G/14"]).model
-    assert found == {"name": "G/14", "pool": "map", "head_bias": -10}
+    assert found == {"name": "G/14", "pool": "map", "position_std": None, "head_bias": -10}
     path = tmp_path / "own.yaml"
     path.write_text((FOLDER / "digits.yaml").read_text().replace("pool: mean", "dropout: 0.3"))
     found = resolve(path, ["model.name=runs/pre-trained"]).model

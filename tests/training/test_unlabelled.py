@@ -358,5 +358,5 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("name", ["CCT-2/3x2", "R26+S/32", "BiT-R50x1"])
 def test_other_families_are_refused_whatever_a_recipe_sets(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="^objective masked_patches needs a plain ViT"):
+    with pytest.raises(InputError, match="^objective masked_patches needs a plain ViT, a ViT-Lite or a CVT"):
         tiny_runs.run_tiny(tmp_path / "run", *PATCHES, f"model.name={name}", "data.train=./nowhere")

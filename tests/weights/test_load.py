@@ -23,7 +23,7 @@ from vitkit.models.positions import resample_table
 from vitkit.weights import google, huggingface, torchvision
 from vitkit.weights.convert import convert, save
 from vitkit.weights.files import read_tensors, write_npz
-from vitkit.weights.folder import in_words
+from vitkit.weights.folder import preprocessing_in_words
 from vitkit.weights.load import LoadedModel, load_model
 
 HALF = (0.5, 0.5, 0.5)
@@ -620,7 +620,7 @@ def test_accepted_missing_tensors_keep_fixed_tables(tmp_path: Path) -> None:
 
 def test_conversion_resamples_and_replaces(ours: LoadedModel, file: Path, tmp_path: Path) -> None:
     result = convert(file, tmp_path / "out", image_size=(32, 64), num_classes=5, channels=1)
-    assert (result["image_size"], result["num_classes"]) == ([32, 64], 5)
+    assert (result.image_size, result.num_classes) == ((32, 64), 5)
     config = load_model(tmp_path / "out").model.config
     assert (config.size, config.num_classes, config.channels) == ((32, 64), 5, 1)
 
@@ -672,10 +672,10 @@ def test_positions_are_resampled_as_told(tmp_path: Path) -> None:
 def test_the_words_of_an_input_that_is_not_square(file: Path) -> None:
     """A photo is resized to cover the box, whichever of its sides is the shorter."""
     loaded = load_model(file, image_size=(160, 320))
-    assert in_words(loaded.preprocessing) == (
+    assert preprocessing_in_words(loaded.preprocessing) == (
         "resized to cover 177x355, centre crop 160x320, bicubic, mean 0.5, std 0.5"
     )
-    assert in_words(loaded.preprocessing) in loaded.notes[0]
+    assert preprocessing_in_words(loaded.preprocessing) in loaded.notes[0]
 
 
 @pytest.mark.parametrize("size", ["64", 32.0, (1, 2, 3), True])

@@ -26,7 +26,8 @@ from torch import Tensor
 
 import vitkit
 from vitkit.errors import InputError
-from vitkit.models.configs import Preprocessing
+from vitkit.models import build
+from vitkit.models.configs import Preprocessing, ResNetConfig
 from vitkit.weights import google, huggingface, torchvision
 from vitkit.weights.convert import save as save_model
 from vitkit.weights.files import read_header, read_tensors
@@ -520,38 +521,47 @@ def set_in(document: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
 
 ENTRIES: list[tuple[str, Any, str]] = [
     ("vitkit", [], "the entry 'vitkit' is not an object"),
-    ("vitkit.format_version", 2, "has format version 2, this vitkit reads 1"),
-    ("vitkit.format_version", None, "has format version None, this vitkit reads 1"),
+    ("vitkit.format_version", 2, "it has format version 2, this vitkit reads 1"),
+    ("vitkit.format_version", None, "it has format version None, this vitkit reads 1"),
     ("vitkit.family", "lstm", "unknown family 'lstm'; expected one of vit, hybrid, resnet, compact"),
     ("vitkit.family", ["vit"], "unknown family"),
     ("vitkit.several_labels", "no", "'several_labels' is neither true nor false"),
     ("vitkit.model", None, "'model' is missing or not an object"),
-    ("vitkit.model.droput", 0.1, "unknown setting 'droput' in {path} (model); did you mean 'dropout'"),
-    ("vitkit.model.width", "32", "width in {path} (model) is '32'; expected a whole number"),
-    ("vitkit.model.width", 10**30, "width must be below 2**63, not 1000"),
-    ("vitkit.model.depth", 10**9, "depth"),
-    ("vitkit.model.depth", -1, "depth must be at least 1, not -1"),
-    ("vitkit.model.heads", 0, "heads must be at least 1, not 0"),
-    ("vitkit.model.patch", 0, "patch must be at least 1, not 0"),
-    ("vitkit.model.mlp_width", 10**9, "shape"),
-    ("vitkit.model.image_size", [10**6, 10**6], "pos_embed"),
-    ("vitkit.model.image_size", [0, 0], "image_size must be at least 1, not 0"),
+    ("vitkit.model.droput", 0.1, "{path}: unknown setting 'droput' in model; did you mean 'dropout'"),
+    ("vitkit.model.width", "32", "{path}: width in model is '32'; expected a whole number"),
+    ("vitkit.model.width", 10**30, "{path}: width must be below 2**63, not 10000"),
+    ("vitkit.model.depth", 10**9, "depth must be at least 1 and at most 1000, not 1000000000"),
+    ("vitkit.model.depth", 1000, "its config says 1000 layers (depth, units), the file holds"),
+    ("vitkit.model.heads", 10**9, "heads must be at least 1 and at most 1000, not 1000000000"),
+    ("vitkit.model.depth", -1, "depth must be at least 1 and at most 1000, not -1"),
+    ("vitkit.model.heads", 0, "heads must be at least 1 and at most 1000, not 0"),
+    ("vitkit.model.patch", 0, "patch must be at least 1 and at most 16384, not 0"),
+    ("vitkit.model.mlp_width", 10**9, "mlp_width must be at least 1 and at most 262144"),
+    ("vitkit.model.mlp_width", 2**18, "shape"),
+    (
+        "vitkit.model.image_size",
+        [10**6, 10**6],
+        "image_size must be at least 1 and at most 16384, not 1000000",
+    ),
+    ("vitkit.model.image_size", [2**14, 2**14], "it is made for images of 16384x16384 pixels"),
+    ("vitkit.model.image_size", [1000, 1000], "pos_embed"),
+    ("vitkit.model.image_size", [0, 0], "image_size must be at least 1 and at most 16384, not 0"),
     ("vitkit.model.image_size", [1, 2, 3], "expected a whole number or HEIGHTxWIDTH"),
     ("vitkit.model.channels", 0, "channels must be at least 1, not 0"),
     ("vitkit.model.num_classes", 4, "head.weight has shape (3, 32), the model's has (4, 32)"),
     ("vitkit.model.num_classes", -3, "num_classes must be at least 0, not -3"),
-    ("vitkit.model.pool", "max", "pool in {path} (model) is 'max'; expected one of"),
-    (
-        "vitkit.model.registers",
-        10**12,
-        "pos_embed has shape (1, 5, 32), the model's has (1, 1000000000005, 32)",
-    ),
-    ("vitkit.model.pre_logits", 10**12, "head.weight has shape (3, 32), the model's has (3, 1000000000000)"),
+    ("vitkit.model.pool", "max", "{path}: pool in model is 'max'; expected one of"),
+    ("vitkit.model.registers", 10**12, "registers must be at least 0 and at most 1000"),
+    ("vitkit.model.registers", 1000, "pos_embed has shape (1, 5, 32), the model's has (1, 1005, 32)"),
+    ("vitkit.model.pre_logits", 10**12, "pre_logits must be at least 0 and at most 262144"),
+    ("vitkit.model.pre_logits", 2**18, "head.weight has shape (3, 32), the model's has (3, 262144)"),
+    ("vitkit.model.channels", 10**9, "shape"),
+    ("vitkit.model.num_classes", 10**9, "shape"),
     ("vitkit.preprocessing", 3, "'preprocessing' is missing or not an object"),
     ("vitkit.preprocessing.mean", [], "mean"),
     ("vitkit.preprocessing.mean", [0.5], "mean and std need one number per channel"),
     ("vitkit.preprocessing.std", [0.5, 0.5, 0], "mean and std need one number per channel, and std must be"),
-    ("vitkit.preprocessing.crop_fraction", 0, "crop_fraction must be above 0 and at most 1, not 0"),
+    ("vitkit.preprocessing.crop_fraction", 0, "crop_fraction must be at least 0.25 and at most 1, not 0"),
     ("vitkit.preprocessing.interpolation", "nearest", "expected one of 'bilinear', 'bicubic'"),
     ("vitkit.class_names", ["ant"], "names 1 classes, its head has 3"),
     ("vitkit.class_names", "ant", "'class_names' is not a list of texts"),
@@ -583,10 +593,158 @@ def test_a_fixed_table_of_absurd_size(folder: Path, refuse: Callable[..., str]) 
     save_file(tensors, folder / "model.safetensors")
     path = folder / "config.json"
     document = json.loads(path.read_text())
-    document["vitkit"]["model"] |= {"positions": "sincos_2d", "image_size": [10**6, 10**6]}
+    document["vitkit"]["model"] |= {"positions": "sincos_2d", "patch": 1, "image_size": [2**11, 2**11]}
     path.write_text(json.dumps(document))
     with bounded():
-        assert "1000000x1000000" in refuse(folder)
+        assert "images of 2048x2048 pixels have 4,194,304 patches, at most 65,536" in refuse(folder)
+
+
+COUNTS = {
+    "BiT": [
+        {"units": [10**9]},
+        {"units": [1] * 10**5},
+        {"width_factor": 10**9},
+        {"image_size": [2**12, 2**12]},
+        {"image_size": [1, 10**9]},
+    ],
+    "CCT-2/3x2": [
+        {"convolutions": 10**9},
+        {"depth": 10**9},
+        {"kernel": 10**9},
+        {"heads": 10**9},
+        {"image_size": [2**14, 2**14], "positions": "none"},
+    ],
+    "R26+S/32": [{"backbone_units": [10**9]}, {"backbone_width": 2**40}, {"patch": 10**9}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [(name, settings) for name, rows in COUNTS.items() for settings in rows], ids=str
+)
+def test_no_count_or_size_of_a_config_is_taken_at_its_word(
+    name: str, settings: dict[str, Any], refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    """A config of a few bytes must not hang, or take memory that its tensors don't."""
+    if name == "BiT":
+        model = build(ResNetConfig(units=(1,), image_size=32, num_classes=3))
+    else:
+        with torch.device("meta"):
+            model = vitkit.create_model(name, image_size=32, num_classes=3)
+        model.to_empty(device="cpu")
+    folder = tmp_path / "folder"
+    vitkit.save(model, folder)
+    path = folder / "config.json"
+    document = json.loads(path.read_text())
+    document["vitkit"]["model"] |= settings
+    path.write_text(json.dumps(document))
+    with bounded():
+        assert refuse(folder).startswith(f"{folder}/")
+
+
+def test_large_images_are_taken_where_they_are_asked_for(tmp_path: Path) -> None:
+    model = build(ResNetConfig(units=(1,), image_size=2**12, num_classes=3))
+    vitkit.save(model, tmp_path / "folder")
+    with pytest.raises(InputError, match="if you trust it, name the size: --image-size 4096"):
+        load_model(tmp_path / "folder")
+    assert load_model(tmp_path / "folder", image_size=2**12).model.config.size == (4096, 4096)
+
+
+def with_records(content: bytes, **records: bytes) -> bytes:
+    """Return a .pth file with some of its records replaced."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(file, "w") as new:
+        for member in old.namelist():
+            new.writestr(member, records.get(member.rpartition("/")[2], old.read(member)))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("record", "value", "message"),
+    [
+        ("byteorder", b"big", "was written on a big-endian machine: save it as .safetensors there"),
+        (".storage_alignment", b"0", "says storage alignment 0, expected 1 to 1048576"),
+        (".storage_alignment", str(2**40).encode(), "says storage alignment 1099511627776"),
+    ],
+)
+def test_records_that_end_torchs_process(
+    record: str, value: bytes, message: str, refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    """torch.load of these on the meta device ends in SIGSEGV, in SIGFPE, or takes the memory that is stated."""
+    if record not in {
+        name.rpartition("/")[2] for name in zipfile.ZipFile(io.BytesIO(as_pth(OURS))).namelist()
+    }:
+        pytest.skip(f"this torch writes no record {record}")
+    path = write(tmp_path, "model.pth", with_records(as_pth(OURS), **{record: value}))
+    with bounded():
+        assert message in refuse(path)
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "model._orig_mod.", "module.model."])
+def test_names_of_endless_prefixes(wrapper: str, refuse: Callable[..., str], tmp_path: Path) -> None:
+    endless = {wrapper * 100_000 + name: tensor for name, tensor in OURS.items()}
+    with bounded():
+        message = refuse(write(tmp_path, "model.safetensors", save(endless)))
+    assert "characters, at most 500" in message and len(message) < 300
+    several = {wrapper * 10 + name: tensor for name, tensor in OURS.items()}
+    state = load_model(write(tmp_path, "model.safetensors", save(several))).model.state_dict()
+    assert all(torch.equal(state[key], tensor) for key, tensor in OURS.items())
+
+
+PIPE_OR_DEVICE: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path),
+    "folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", PIPE_OR_DEVICE)
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "README.md", "preprocessor_config.json"]
+)
+def test_pipes_and_devices_in_a_folder(
+    kind: str, name: str, folder: Path, refuse: Callable[..., str]
+) -> None:
+    """Opening a pipe hangs, and reading /dev/zero never ends."""
+    path = folder / name
+    path.unlink(missing_ok=True)
+    PIPE_OR_DEVICE[kind](path)
+    if name in ("model.safetensors", "config.json"):
+        with bounded():
+            assert str(folder) in refuse(folder)
+    else:
+        load_model(folder)
+
+
+@pytest.mark.parametrize("kind", PIPE_OR_DEVICE)
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "preprocessor_config.json"])
+def test_pipes_and_devices_in_a_peers_folder(kind: str, name: str, tmp_path: Path) -> None:
+    save_file(huggingface.write(CONFIG, OURS), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(HF_CONFIG))
+    (tmp_path / name).unlink(missing_ok=True)
+    PIPE_OR_DEVICE[kind](tmp_path / name)
+    try:
+        load_model(tmp_path)
+    except InputError as error:
+        one_line(error)
+
+
+@pytest.mark.parametrize("kind", PIPE_OR_DEVICE)
+def test_pipes_and_devices_as_weights(kind: str, refuse: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    PIPE_OR_DEVICE[kind](path)
+    assert str(path) in refuse(path)
+    assert str(path) in refuse(Path(f"mu/16@{path}"))
+    path.with_name("model.npz.json").symlink_to(path)
+    write(tmp_path, "model.npz", CONTAINERS["model.npz"])
+    load_model(tmp_path / "model.npz")
+
+
+def test_json_of_absurd_length(folder: Path, refuse: Callable[..., str]) -> None:
+    with (folder / "config.json").open("r+b") as file:
+        file.truncate(10**11)  # sparse: it takes no place on the disk
+    with bounded():
+        assert "has 100,000,000,000 bytes, at most 33,554,432 are read as JSON" in refuse(folder)
 
 
 @pytest.mark.parametrize(

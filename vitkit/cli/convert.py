@@ -16,8 +16,9 @@ def convert(
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder or file to write.")],
     to: Annotated[
-        Literal["vitkit", "npz", "timm", "hf", "torchvision"], typer.Option(help="Format to write.")
-    ] = "vitkit",
+        Literal["vitkit", "npz", "timm", "hf", "torchvision"] | None,
+        typer.Option(help="Format to write; the default is npz for DST.npz, else vitkit."),
+    ] = None,
     image_size: ImageSize = None,
     num_classes: Annotated[
         int | None, typer.Option(help="Replace the head with a new one for this many classes.")
@@ -54,9 +55,9 @@ def convert(
         accept=accept or (),
         force=force,
     )
-    for line in result["notes"]:
+    for line in result.notes:
         note(line)
     if json:
-        print_json(result)
+        print_json(result.to_json())
     else:
-        print_line(f"{result['target']}: {result['model']}, {result['parameters']:,} parameters, as {to}")
+        print_line(f"{result.target}: {result.model}, {result.parameters:,} parameters, as {result.to}")

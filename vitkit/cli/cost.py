@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from vitkit.cli.options import ImageSize, Json, parse_size
 from vitkit.cli.output import print_json, print_table
 from vitkit.errors import InputError
+
+if TYPE_CHECKING:
+    from vitkit.costs import CostReport
+    from vitkit.published import Scaling, Sizes
 
 
 def cost(
@@ -25,6 +29,7 @@ def cost(
 ) -> None:
     """Count parameters, multiply-adds, FLOPs and training memory: vit cost B/16 --image-size 384"""
     from vitkit.costs import cost as count
+    from vitkit.published import Sizes
     from vitkit.published import table as published
 
     if table:
@@ -32,8 +37,8 @@ def cost(
             raise InputError(f"--table {table} stands alone: leave out models and their flags")
         result = published(table)
         if json:
-            print_json(result)
-        elif table == "sizes":
+            print_json(result.to_json())
+        elif isinstance(result, Sizes):
             print_sizes(result)
         else:
             print_scaling(result)
@@ -43,83 +48,84 @@ def cost(
     size = parse_size(image_size)
     reports = [count(name, image_size=size, num_classes=num_classes, images=images) for name in models]
     if json:
-        print_json(reports if len(reports) > 1 else reports[0])
+        documents = [report.to_json() for report in reports]
+        print_json(documents if len(documents) > 1 else documents[0])
     else:
         print_reports(reports)
 
 
-def print_reports(reports: list[dict[str, Any]]) -> None:
-    parts = {part: None for report in reports for part, row in report["parts"].items() if row["macs"]}
+def print_reports(reports: list[CostReport]) -> None:
+    parts = {part: None for report in reports for part, row in report.parts.items() if row.macs}
     rows = [
-        ["image", *("x".join(map(str, report["image_size"])) for report in reports)],
-        ["classes", *(f"{report['num_classes']:,}" for report in reports)],
-        ["parameters", *(f"{report['parameters']:,}" for report in reports)],
-        ["tokens", *(number(report["tokens"]) for report in reports)],
-        ["MACs", *(f"{report['macs']:,}" for report in reports)],
+        ["image", *("x".join(map(str, report.image_size)) for report in reports)],
+        ["classes", *(f"{report.num_classes:,}" for report in reports)],
+        ["parameters", *(f"{report.parameters:,}" for report in reports)],
+        ["tokens", *(number(report.tokens) for report in reports)],
+        ["MACs", *(f"{report.macs:,}" for report in reports)],
     ]
     for part in parts:
-        macs = (report["parts"].get(part, {}).get("macs") or None for report in reports)
+        macs = (report.parts[part].macs or None if part in report.parts else None for report in reports)
         rows.append([f"  {part.replace('_', ' ').replace('mlp', 'MLP')}", *map(number, macs)])
     for label, key in (("GFLOPs", "flops"), ("  with element-wise", "flops_with_elementwise")):
-        rows.append([label, *(f"{report[key] / 1e9:,.3f}" for report in reports)])
+        rows.append([label, *(f"{getattr(report, key) / 1e9:,.3f}" for report in reports)])
     for label, key in (
         ("activations", "activation_bytes"),
         ("checkpointed", "activation_bytes_checkpointed"),
     ):
         for precision in ("float32", "bfloat16"):
-            sizes = (f"{report[key][precision] / 2**20:,.1f} MiB" for report in reports)
+            sizes = (f"{getattr(report, key)[precision] / 2**20:,.1f} MiB" for report in reports)
             rows.append([f"{label}, {precision}", *sizes])
-    if "exaflops" in reports[0]:
+    if reports[0].images is not None:
         rows.append(
             [
-                f"exaFLOPs, {reports[0]['images']:,} images",
-                *(f"{report['exaflops']:,.4g}" for report in reports),
+                f"exaFLOPs, {reports[0].images:,} images",
+                *(f"{report.exaflops:,.4g}" for report in reports),
             ]
         )
-    names = [report["model"] for report in reports]
+    names = [report.model for report in reports]
     caption = (
         "For one image. MACs: multiply-adds of matrix products and convolutions. GFLOPs: 2 per MAC, and with "
         "1 per element-wise operation. Activations: what training keeps for the backward pass; "
         "checkpointed: block inputs and one whole block."
     )
-    if "exaflops" in reports[0]:
+    if reports[0].images is not None:
         caption += " exaFLOPs of training: 3 (forward and backward) x 2 per MAC x images."
     print_table(None, ["", *names], rows, caption=caption, right=names)
 
 
-def print_sizes(result: dict[str, Any]) -> None:
+def print_sizes(result: Sizes) -> None:
     numbers = ["image", "parameters", "published", "GMACs", "GFLOPs", "with element-wise", "published GFLOPs"]
     rows = [
         [
-            row["model"],
-            str(row["image_size"][0]),
-            f"{row['parameters'] / 1e6:.1f}M",
-            row["published_parameters"],
-            f"{row['macs'] / 1e9:.{1 if row['macs'] > 1e9 else 2}f}",
-            f"{row['flops'] / 1e9:.{1 if row['flops'] > 1e9 else 2}f}",
-            "" if row["flops_with_elementwise"] is None else f"{row['flops_with_elementwise'] / 1e9:.1f}",
-            f"{row['published_gflops']:g}",
-            row["note"],
+            row.model,
+            str(row.image_size[0]),
+            f"{row.parameters / 1e6:.1f}M",
+            row.published_parameters,
+            f"{row.macs / 1e9:.{1 if row.macs > 1e9 else 2}f}",
+            f"{row.flops / 1e9:.{1 if row.flops > 1e9 else 2}f}",
+            "" if row.flops_with_elementwise is None else f"{row.flops_with_elementwise / 1e9:.1f}",
+            f"{row.published_gflops:g}",
+            row.note,
         ]
-        for row in result["rows"]
+        for row in result.rows
     ]
-    print_table(None, ["model", *numbers, "note"], rows, caption=result["convention"], right=numbers)
+    print_table(None, ["model", *numbers, "note"], rows, caption=result.convention, right=numbers)
 
 
-def print_scaling(result: dict[str, Any]) -> None:
+def print_scaling(result: Scaling) -> None:
     numbers = ["epochs", "GMACs", "exaFLOPs", "published", "difference"]
     rows = [
         [
-            row["model"],
-            str(row["epochs"]),
-            f"{row['macs'] / 1e9:.2f}",
-            f"{row['exaflops']:,.1f}",
-            f"{row['published_exaflops']:,}",
-            f"{row['difference']:+.1%}",
+            row.model,
+            str(row.epochs),
+            f"{row.macs / 1e9:.2f}",
+            f"{row.exaflops:,.1f}",
+            f"{row.published_exaflops:,}",
+            f"{row.difference:+.1%}",
         ]
-        for row in result["rows"]
+        for row in result.rows
     ]
-    print_table(None, ["model", *numbers], rows, caption=result["convention"], right=numbers)
+    print_table(None, ["model", *numbers], rows, caption=result.convention, right=numbers)
 
 
 def number(value: int | None) -> str:

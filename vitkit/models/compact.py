@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -119,13 +120,23 @@ class CompactTransformer(Model):
     def classify(self, features: Tensor) -> Tensor:
         return self.classifier.fc(features)
 
-    def encode(self, images: Tensor, record: Record | None = None) -> Tensor:
-        """Return the encoder's output, normalised: (batch, tokens, width)."""
+    def encode(
+        self,
+        images: Tensor,
+        record: Record | None = None,
+        corrupt: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Return the encoder's output, normalised: (batch, tokens, width).
+
+        corrupt: what is done to the patches' embeddings (batch, patches, width) before they learn their positions.
+        """
         self.check_images(images)
         if record is not None:
             record.start(self.config.depth)
         classifier = self.classifier
         tokens = self.tokenizer(images)  # (batch, patches, width)
+        if corrupt is not None:
+            tokens = corrupt(tokens)
         if self.config.pool == "token":
             tokens = torch.cat([classifier.class_emb.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         if self.config.positions != "none":

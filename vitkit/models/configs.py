@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vitkit.config import Bounds, Count, CountOrZero, Positive, Rate, check_bounds
+from vitkit.config import Bounds, Count, CountOrZero, NotNegative, Positive, Rate, check_bounds
 from vitkit.errors import InputError
 
 Gelu = Literal["tanh", "erf"]
 Resample = Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"]
 Standardization = Literal["std", "variance"]
+Interpolation = Literal["bilinear", "bicubic"]
 Size = int | tuple[int, int]
-Pixels = Annotated[Size, Bounds(at_least=1)]
+# A config may be a stranger's: nothing loops over a count or takes memory by a size before these bounds hold.
+Layers = Annotated[int, Bounds(at_least=1, at_most=1000)]
+Stages = Annotated[tuple[int, ...], Bounds(at_least=1, at_most=1000)]
+Width = Annotated[int, Bounds(at_least=1, at_most=2**18)]
+Side = Annotated[int, Bounds(at_least=1, at_most=2**14)]
+Pixels = Annotated[Size, Bounds(at_least=1, at_most=2**14)]
 
 
 def as_size(size: Size) -> tuple[int, int]:
@@ -69,31 +75,33 @@ class ModelConfig:
 class ViTConfig(ModelConfig):
     """The Vision Transformer."""
 
-    width: Count = 768
+    width: Width = 768
     "Size of a token."
-    depth: Count = 12
+    depth: Layers = 12
     "Number of encoder blocks."
-    heads: Count = 12
+    heads: Layers = 12
     "Attention heads per block."
-    mlp_width: Count = 3072
+    mlp_width: Width = 3072
     "Hidden size of each block's MLP."
-    patch: Count = 16
+    patch: Side = 16
     "Side of a patch in pixels."
     positions: Literal["none", "learned", "learned_2d", "sincos_2d", "relative"] = "learned"
     "Position information: a learned row per token, a learned half per row and column of the grid, fixed sines, or 1-D relative attention."
     positions_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
     "Where positions are added: once, before every block, or before every block with the same weights."
+    position_std: NotNegative | None = 0.02
+    "Initial deviation of learned positions: vit_jax's, or 1 / sqrt(width) where it is none, as in big_vision."
     prefix_positions: bool = True
     "Whether the class and register tokens own rows of a learned position table (vit_jax, timm) or not (big_vision)."
     pool: Literal["token", "mean", "map", "seqpool", "none"] = "token"
     "How tokens become features: class token, mean of patches, attention pooling (MAP), SeqPool, or left as they are."
     class_token: bool | None = None
     "Whether there is a class token; left open, there is one when the pool is 'token'."
-    registers: CountOrZero = 0
+    registers: Annotated[int, Bounds(at_least=0, at_most=1000)] = 0
     "Extra learned tokens after the class token that no head reads."
     final_norm: Literal["tokens", "pooled"] = "tokens"
     "Whether the last LayerNorm runs on all tokens before pooling or on the pooled features (timm's fc_norm)."
-    pre_logits: CountOrZero = 0
+    pre_logits: Annotated[int, Bounds(at_least=0, at_most=2**18)] = 0
     "Width of the tanh layer before the head; 0 leaves it out."
     head_bias: float = 0.0
     "Initial bias of the (zero-initialised) head."
@@ -189,11 +197,11 @@ class ViTConfig(ModelConfig):
 class HybridConfig(ViTConfig):
     """A ViT whose tokens are cells of a ResNet's feature map."""
 
-    patch: Count = 1
+    patch: Side = 1
     "Side of a patch in cells of the feature map."
-    backbone_units: tuple[int, ...] = (3, 4, 9)
+    backbone_units: Stages = (3, 4, 9)
     "Residual units per stage of the ResNet; none at all leaves its stem alone."
-    backbone_width: int = 64
+    backbone_width: Width = 64
     "Channels of the ResNet's stem."
     group_norm_epsilon: Positive = 1e-5
     "Epsilon of every GroupNorm."
@@ -204,7 +212,6 @@ class HybridConfig(ViTConfig):
 
     def __post_init__(self) -> None:
         self.require(len(self.backbone_units) <= 4, "a ResNet backbone has at most four stages")
-        self.require(min(self.backbone_units, default=1) >= 1, "every stage of backbone_units needs a unit")
         self.require(
             self.backbone_width >= 32 and self.backbone_width % 32 == 0,
             f"backbone_width must be a multiple of GroupNorm's 32 groups, not {self.backbone_width}",
@@ -241,9 +248,9 @@ class HybridConfig(ViTConfig):
 class ResNetConfig(ModelConfig):
     """BiT's ResNet-v2: pre-activation bottlenecks, GroupNorm, weight standardisation."""
 
-    units: tuple[int, ...] = (3, 4, 6, 3)
+    units: Stages = (3, 4, 6, 3)
     "Residual units per stage."
-    width_factor: Count = 1
+    width_factor: Layers = 1
     "Multiplies every channel count."
     head_bias: float = 0.0
     "Initial bias of the (zero-initialised) head."
@@ -256,9 +263,7 @@ class ResNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(
-            len(self.units) >= 1 and min(self.units) >= 1, "units needs at least one unit in each stage"
-        )
+        self.require(1 <= len(self.units) <= 8, f"a ResNet has 1 to 8 stages, not {len(self.units)}")
 
     @property
     def num_features(self) -> int:
@@ -273,19 +278,19 @@ class CompactConfig(ModelConfig):
     "Height and width of the input in pixels; one number means a square."
     num_classes: CountOrZero = 10
     "Width of the classification head; 0 leaves the head out and the model returns its features."
-    width: Count = 256
+    width: Width = 256
     "Size of a token."
-    depth: Count = 7
+    depth: Layers = 7
     "Number of encoder blocks."
-    heads: Count = 4
+    heads: Layers = 4
     "Attention heads per block."
-    mlp_width: Count = 512
+    mlp_width: Width = 512
     "Hidden size of each block's MLP."
     tokenizer: Literal["patches", "convolutions"] = "convolutions"
     "What makes tokens: one strided convolution, or blocks of convolution, ReLU and max-pooling."
-    kernel: Count = 3
+    kernel: Side = 3
     "Side of a patch, or of the convolutions' kernel."
-    convolutions: Count = 1
+    convolutions: Annotated[int, Bounds(at_least=1, at_most=16)] = 1
     "Number of convolution blocks."
     pool: Literal["token", "seqpool"] = "seqpool"
     "Class token, or SeqPool."
@@ -349,12 +354,16 @@ class CompactConfig(ModelConfig):
         return _tiled(self.size, self.grid, self.stride)
 
     @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
     def num_prefix(self) -> int:
         return int(self.pool == "token")
 
     @property
     def num_tokens(self) -> int:
-        return self.num_prefix + self.grid[0] * self.grid[1]
+        return self.num_prefix + self.num_patches
 
     @property
     def num_features(self) -> int:
@@ -367,9 +376,9 @@ class Preprocessing:
 
     image_size: Pixels = (224, 224)
     "Height and width of the model's input."
-    crop_fraction: Annotated[float, Bounds(above=0, at_most=1)] | None = None
+    crop_fraction: Annotated[float, Bounds(at_least=0.25, at_most=1)] | None = None
     "Share of the resized image that a centre crop keeps: the image is resized to just cover size / crop_fraction first. None squashes the whole image to image_size."
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
     "Interpolation of the resize, antialiased."
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     "Subtracted from each channel, on the scale 0 to 1."

@@ -18,10 +18,13 @@ from vitkit.models.configs import (
     ViTConfig,
 )
 
-SHAPE = ("patch", "width", "depth", "heads", "mlp_width")
-"Settings of a transformer that its name stands for."
-OWN_SHAPE = (*SHAPE, "kernel", "convolutions", "units", "backbone_units")
-"The same of any family."
+Fields = dict[str, object]
+"Some of a config's fields by name."
+SHAPE = (
+    *("patch", "width", "depth", "heads", "mlp_width", "backbone_units", "backbone_width", "units"),
+    *("width_factor", "tokenizer", "kernel", "convolutions"),
+)
+"Settings that a model's name stands for, and that a weight file of that name must agree with."
 # size: width, depth, MLP width, heads, timm's word.
 # b is B with its hidden sizes halved (ViT, figure 4); the paper doesn't state its heads, 6 keep B's head size.
 SIZES: dict[str, tuple[int, int, int, int, str | None]] = {
@@ -144,9 +147,8 @@ def model_config(name: str, **settings: Any) -> ModelConfig:
 
 def size_in_name(name: str) -> int | None:
     """Return the image size that a name in timm's dialect ends in, if it does."""
-    if name.startswith(("vit_", "cct_", "cvt_")):
-        return _parse(name)[1].get("image_size")
-    return None
+    size = _parse(name)[1].get("image_size") if name.startswith(("vit_", "cct_", "cvt_")) else None
+    return size if isinstance(size, int) else None
 
 
 def canonical_name(name: str) -> str:
@@ -203,11 +205,7 @@ def default_preprocessing(config: ModelConfig) -> Preprocessing:
         crop, interpolation = (1.0 if large else 0.875), "bilinear"
     elif isinstance(config, CompactConfig):
         crop, interpolation = (0.9 if config.num_classes == 1000 else 1.0), "bicubic"
-        by_classes: Mapping[int, Any] = {
-            10: CIFAR10_MEAN_STD,
-            100: CIFAR100_MEAN_STD,
-            102: FLOWERS_MEAN_STD,
-        }
+        by_classes = {10: CIFAR10_MEAN_STD, 100: CIFAR100_MEAN_STD, 102: FLOWERS_MEAN_STD}
         if config.channels == 3:
             mean, std = by_classes.get(config.num_classes, IMAGENET_MEAN_STD)
     return from_dict(
@@ -217,7 +215,7 @@ def default_preprocessing(config: ModelConfig) -> Preprocessing:
     )
 
 
-def changed_shape(name: str, settings: Mapping[str, Any]) -> list[str]:
+def changed_shape(name: str, settings: Mapping[str, object]) -> list[str]:
     """Return the settings that give a model another shape than its name's: ['patch 4', 'width 64'].
 
     Of weights in a folder or file the usual shape isn't known, and all that are given are returned.
@@ -226,7 +224,7 @@ def changed_shape(name: str, settings: Mapping[str, Any]) -> list[str]:
         usual: object = model_config(name.partition("@")[0])
     except InputError:
         usual = None
-    given = {key: settings[key] for key in OWN_SHAPE if key in settings}
+    given = {key: settings[key] for key in SHAPE if key in settings}
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     return [f"{key} {given[key]}" for key in given if plain[key] != getattr(usual, key, None)]
 
@@ -238,14 +236,14 @@ def unknown(name: str) -> InputError:
     return InputError(f"unknown model {name!r}{hint} `vit models` lists them all")
 
 
-def _parse(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
+def _parse(name: str) -> tuple[type[ModelConfig], Fields]:
     size: str | None = None
     if match := _TIMM_VIT.fullmatch(name):
         vit, patch, size = _TIMM_SIZES[match[1]], match[2], match[3]
     elif match := _PAPER_VIT.fullmatch(name):
         vit, patch = match[1], match[2]
     if match:
-        fields: dict[str, Any] = _vit_fields(vit) | {"patch": int(patch)}
+        fields = _vit_fields(vit) | {"patch": int(patch)}
         return ViTConfig, fields | ({"image_size": int(size)} if size else {})
     if hybrid := _hybrid(name):
         vit, units, patch_cells, _ = HYBRIDS[hybrid[0]]
@@ -259,7 +257,7 @@ def _parse(name: str) -> tuple[type[ModelConfig], dict[str, Any]]:
     raise unknown(name)
 
 
-def _vit_fields(size: str) -> dict[str, Any]:
+def _vit_fields(size: str) -> Fields:
     width, depth, mlp_width, heads, _ = SIZES[size]
     return {"width": width, "depth": depth, "mlp_width": mlp_width, "heads": heads}
 
@@ -277,7 +275,7 @@ def _hybrid(name: str) -> tuple[str, int | None] | None:
     return None
 
 
-def _compact(name: str) -> tuple[str, dict[str, Any]] | None:
+def _compact(name: str) -> tuple[str, Fields] | None:
     image_size = positions = None
     classes: int | None = None
     if match := _PAPER_COMPACT.fullmatch(name):
@@ -294,7 +292,7 @@ def _compact(name: str) -> tuple[str, dict[str, Any]] | None:
     width, heads, mlp_width = COMPACT_SIZES[int(layers)]
     paper = f"{family}-{layers}/{kernel}" + (f"x{convolutions}" if convolutions else "")
     default_size, default_classes = COMPACTS.get(paper, (32, 10))
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "image_size": image_size or default_size,
         "num_classes": classes or default_classes,
         "width": width,
@@ -313,23 +311,7 @@ def _resnet_names() -> list[str]:
     return [f"BiT-R{depth}x{width}" for depth in RESNETS for width in range(1, 5)]
 
 
-def _shape(config: ModelConfig) -> tuple[Any, ...]:
-    """What a name fixes: everything but input, head, positions and numerics."""
-    if isinstance(config, HybridConfig):
-        backbone = (config.backbone_units, config.backbone_width)
-        return (config.width, config.depth, config.heads, config.mlp_width, config.patch, *backbone)
-    if isinstance(config, ViTConfig):
-        return (config.width, config.depth, config.heads, config.mlp_width, config.patch)
-    if isinstance(config, ResNetConfig):
-        return (config.units, config.width_factor)
-    assert isinstance(config, CompactConfig)
-    return (
-        config.width,
-        config.depth,
-        config.heads,
-        config.mlp_width,
-        config.tokenizer,
-        config.kernel,
-        config.convolutions,
-        config.pool,
-    )
+def _shape(config: ModelConfig) -> list[object]:
+    """What a name fixes: everything but input, head, positions and numerics; of a compact one, its pool too."""
+    names = (*SHAPE, "pool") if isinstance(config, CompactConfig) else SHAPE
+    return [getattr(config, name) for name in names if hasattr(config, name)]

@@ -24,6 +24,7 @@ RESAMPLES: dict[Resample, tuple[str, bool | None, bool]] = {
 def sincos_2d(grid: Grid, width: int) -> Tensor:
     """Return the fixed table (1, rows * columns, width): sines and cosines of x, then of y (big_vision)."""
     quarter = width // 4
+    # MoCo v3's frequencies, of which the last is exactly 1 / 10000; in float64, so that angles of large grids stay exact.
     omega = 10000.0 ** -(torch.arange(quarter, dtype=torch.float64) / max(1, quarter - 1))
     y, x = torch.meshgrid(
         torch.arange(grid[0], dtype=torch.float64),
@@ -54,7 +55,7 @@ def relative_logits(q: Tensor, table: Tensor) -> Tensor:
     tokens = q.shape[-2]
     by_offset = q @ table.T / math.sqrt(q.shape[-1])  # (batch, heads, n, 2n - 1)
     place = torch.arange(tokens, device=q.device)
-    offsets = place[:, None] - place[None, :] + tokens - 1  # (n, n)
+    offsets = place[:, None] - place[None, :] + tokens - 1  # (n, n), from 0: a table has no negative rows
     return by_offset.gather(-1, offsets.expand(*by_offset.shape[:-1], tokens))
 
 
@@ -63,7 +64,8 @@ def resample_table(table: Tensor, old: Grid, new: Grid, num_prefix: int, method:
     if old == new:
         return table
     mode, corners, antialias = RESAMPLES[method]
-    prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
+    prefix, patches = table[:, :num_prefix], table[:, num_prefix:]  # a class token has no place in the grid
+    # In float32 whatever the table's type: bicubic weights are lost in bfloat16's 8 bits.
     grid = patches.unflatten(1, old).permute(0, 3, 1, 2).float()  # (rows, width, old rows, old columns)
     grid = F.interpolate(grid, size=new, mode=mode, align_corners=corners, antialias=antialias)
     patches = grid.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)
@@ -74,6 +76,7 @@ def resample_line(table: Tensor, length: int) -> Tensor:
     """Resample a (..., length, width) table along its length, ends kept in place."""
     if table.shape[-2] == length:
         return table
+    # Corners aligned, so that the first and the last row (or the farthest offsets) keep their meaning.
     line = table.reshape(-1, *table.shape[-2:]).transpose(1, 2).float()
     line = F.interpolate(line, size=length, mode="linear", align_corners=True)
     return line.transpose(1, 2).reshape(*table.shape[:-2], length, table.shape[-1]).to(table.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -275,7 +276,7 @@ class VisionTransformer(Model):
         self.init_embedding()
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("pos_embed"):
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=self._position_std())
             elif name == "reg_token":
                 nn.init.normal_(parameter, std=1e-6)
             elif name == "cls_token":
@@ -288,6 +289,10 @@ class VisionTransformer(Model):
                 lecun_normal_(module.weight)
                 nn.init.zeros_(module.bias)
         self._reset_head_parameters()
+
+    def _position_std(self) -> float:
+        std = self.config.position_std
+        return 1 / math.sqrt(self.config.width) if std is None else std
 
     def init_embedding(self) -> None:
         lecun_normal_(self.patch_embed.proj.weight)

@@ -35,10 +35,10 @@ class MaskedAutoencoding(PatchObjective):
         patch_norm: bool,
     ) -> None:
         super().__init__(model, preprocessing, "mae", "mask_share", mask_share)
-        assert isinstance(model, VisionTransformer)
+        assert isinstance(model, VisionTransformer) and isinstance(self.config, ViTConfig)
         if self.config.positions_at != "stem" or self.config.positions == "relative":
             raise InputError("objective mae needs positions that are added at the stem")
-        if patch_norm and self.config.channels * self.config.patch**2 == 1:
+        if patch_norm and self.config.channels * self.patch**2 == 1:
             raise InputError(
                 "objective mae can't normalise patches of one value: set objective.patch_norm=false"
             )
@@ -73,7 +73,7 @@ class MaskedAutoencoding(PatchObjective):
 
     def targets(self, images: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
         """Return what is to be painted, and the mean and deviation that it was freed of."""
-        pixels = cut_patches(images, self.config.patch)
+        pixels = cut_patches(images, self.patch)
         if not self.patch_norm:
             return pixels, 0.0, 1.0
         variance, mean = torch.var_mean(pixels, dim=2, keepdim=True)
@@ -83,7 +83,7 @@ class MaskedAutoencoding(PatchObjective):
     def pictures(self, batch: Batch, draw: Draw) -> Tensor:
         """As promised; with patch_norm, what is painted gets the mean and deviation of the patch that it stands for."""
         images, order = batch["image"], self.prepare(batch, draw)["order"]
-        masked, patches = order[:, : self.num_hidden], cut_patches(images, self.config.patch)
+        masked, patches = order[:, : self.num_hidden], cut_patches(images, self.patch)
         _, mean, deviation = self.targets(self.normalize(images))
         painted = self.as_pixels(self.paint(self.normalize(images), order) * deviation + mean)
         places = masked[:, :, None].expand(-1, -1, patches.shape[2])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.data.draws import Draw
 from vitkit.data.operations import send
+from vitkit.models.compact import CompactTransformer
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.models.vit import VisionTransformer, cut_patches
@@ -34,13 +35,13 @@ class MaskedPatches(PatchObjective):
         self, model: Model, preprocessing: Preprocessing, *, corrupt_share: float, target: Target
     ) -> None:
         super().__init__(model, preprocessing, "masked_patches", "corrupt_share", corrupt_share)
-        assert isinstance(model, VisionTransformer)
+        assert isinstance(model, VisionTransformer | CompactTransformer)
         config, self.cells = self.config, CELLS.get(target, 0)
         self.num_colors = LEVELS**config.channels
         if self.cells:
             self.metric_names = ("loss", "color_accuracy", "gradient_norm")
         self.corruption = Corruption(config.width)
-        outputs = self.cells**2 * self.num_colors or config.channels * config.patch**2
+        outputs = self.cells**2 * self.num_colors or config.channels * self.patch**2
         self.predict = nn.Sequential(*self.last_norm(), linear := nn.Linear(config.width, outputs))
         nn.init.zeros_(linear.weight)  # as the paper's other heads begin
         nn.init.zeros_(linear.bias)
@@ -69,9 +70,9 @@ class MaskedPatches(PatchObjective):
         images = self.normalize(batch["image"])
         predicted = self.predictions(images, batch)  # (images, corrupted, outputs)
         if not self.cells:
-            pixels = at(cut_patches(images, self.config.patch), batch["corrupted"])
+            pixels = at(cut_patches(images, self.patch), batch["corrupted"])
             return F.mse_loss(predicted, pixels), {}
-        colors = color_classes(batch["image"], self.config.patch, self.cells)
+        colors = color_classes(batch["image"], self.patch, self.cells)
         colors = at(colors, batch["corrupted"]).flatten()
         logits = predicted.reshape(-1, self.num_colors)
         right = (logits.detach().argmax(dim=1) == colors).float().mean()
@@ -83,7 +84,7 @@ class MaskedPatches(PatchObjective):
         return self.compute(self.predict, at(tokens, batch["corrupted"])).float()
 
     def pictures(self, batch: Batch, draw: Draw) -> Tensor:
-        images, patch = batch["image"], self.config.patch
+        images, patch = batch["image"], self.patch
         given = self.prepare(batch, draw)
         patches, corrupted, source = cut_patches(images, patch), given["corrupted"], given["source"]
         left = torch.where((source == MASK)[:, :, None], GREY, at(patches, source.clamp(min=0)))
@@ -111,9 +112,9 @@ class Corruption(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A ViT up to its last tokens, some of whose patch embeddings are corrupted before positions are added."""
+    """A model up to its last tokens, some of whose patch embeddings are corrupted before positions are added."""
 
-    def __init__(self, model: VisionTransformer, corruption: Corruption) -> None:
+    def __init__(self, model: VisionTransformer | CompactTransformer, corruption: Corruption) -> None:
         super().__init__()
         self.model, self.corruption = model, corruption
 

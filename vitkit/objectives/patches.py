@@ -6,12 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import InputError
-from vitkit.models.configs import HybridConfig, Preprocessing, ViTConfig
+from vitkit.models.compact import CompactTransformer
+from vitkit.models.configs import (
+    CompactConfig,
+    HybridConfig,
+    ModelConfig,
+    Preprocessing,
+    ResNetConfig,
+    ViTConfig,
+)
 from vitkit.models.layers import Attention
 from vitkit.models.model import Model
 from vitkit.models.vit import VisionTransformer
 from vitkit.objectives.objective import Objective
 
+AFTER_THE_ENCODER = ("attn_pool", "seq_pool", "fc_norm", "pre_logits", "head", "attention_pool", "fc")
 GREY = 128
 "What a hidden patch looks like in pictures."
 
@@ -24,29 +33,37 @@ class PatchObjective(Objective):
     ) -> None:
         """setting: names the share of patches to hide in messages."""
         super().__init__(model, preprocessing)
-        self.config = config = check_vit(model.config, name)
-        assert isinstance(model, VisionTransformer)
+        self.config = config = check_patches(model.config, name)
+        self.patch = config.kernel if isinstance(config, CompactConfig) else config.patch
         self.num_hidden = round(config.num_patches * share)
         if not 0 < self.num_hidden < config.num_patches:
             raise InputError(
                 f"{setting} {share:g} takes {self.num_hidden} of {config.num_patches} patches: "
                 "some must be taken, and some left"
             )
-        for part in ("attn_pool", "seq_pool", "fc_norm", "pre_logits", "head"):
-            if (module := getattr(model, part, None)) is not None:
+        outer = model.classifier if isinstance(model, CompactTransformer) else model
+        for part in AFTER_THE_ENCODER:
+            if (module := getattr(outer, part, None)) is not None:
                 module.requires_grad_(False)  # nothing here reads what comes after the encoder
 
     def last_norm(self) -> list[nn.Module]:
         """Return a norm for the encoder's output where the model's own comes after its pool."""
         config = self.config
-        return [] if config.final_norm == "tokens" else [nn.LayerNorm(config.width, config.norm_epsilon)]
+        if isinstance(config, CompactConfig) or config.final_norm == "tokens":
+            return []
+        return [nn.LayerNorm(config.width, config.norm_epsilon)]
 
     def encoder_macs(self, num_patches: int) -> int:
         """Return the multiply-adds of an encoder that embeds all patches and reads so many of them."""
         config, model = self.config, self.model
-        assert isinstance(model, VisionTransformer)
-        embedding = config.num_patches * count_weights(model.patch_embed)
-        return embedding + block_macs(model.blocks, config.num_prefix + num_patches, config.width)
+        embedding: nn.Module
+        if isinstance(model, CompactTransformer):
+            embedding, blocks = model.tokenizer, model.classifier.blocks
+        else:
+            assert isinstance(model, VisionTransformer)
+            embedding, blocks = model.patch_embed, model.blocks
+        macs = config.num_patches * count_weights(embedding)
+        return macs + block_macs(blocks, config.num_prefix + num_patches, config.width)
 
     def as_pixels(self, patches: Tensor) -> Tensor:
         """Return patches of normalised images (images, patches, values) as uint8."""
@@ -56,7 +73,7 @@ class PatchObjective(Objective):
 
     def panels(self, images: Tensor, *patches: Tensor) -> Tensor:
         """Return uint8 images beside what other patches make of them: (images, 1 + others, channels, height, width)."""
-        others = (paste_patches(images, panel, self.config.patch) for panel in patches)
+        others = (paste_patches(images, panel, self.patch) for panel in patches)
         return torch.stack([images, *others], dim=1)
 
 
@@ -91,10 +108,21 @@ def count_weights(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim > 1)
 
 
-def check_vit(config: object, objective: str) -> ViTConfig:
+def check_patches(config: ModelConfig, objective: str) -> ViTConfig | CompactConfig:
     """Return the config of a model whose tokens are patches of the image, which hiding them needs."""
+    if isinstance(config, CompactConfig) and config.tokenizer == "patches" and objective == "masked_patches":
+        return config
     if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
-        raise InputError(f"objective {objective} needs a plain ViT, whose tokens are patches of the image")
+        others = ", a ViT-Lite or a CVT" if objective == "masked_patches" else ""
+        raise InputError(f"objective {objective} needs a plain ViT{others}: {_why_not(config)}")
     if config.patch_dropout:
         raise InputError(f"objective {objective} chooses patches by itself: set model.patch_dropout=0")
     return config
+
+
+def _why_not(config: ModelConfig) -> str:
+    if isinstance(config, ResNetConfig):
+        return "a ResNet has no tokens to hide"
+    if isinstance(config, CompactConfig) and config.tokenizer == "patches":
+        return "the encoder of this one can't leave patches out"
+    return "the tokens of this one come from a convolutional stem, before which no token can be masked"

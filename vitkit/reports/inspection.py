@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit import __version__
-from vitkit.costs import cost_of
+from vitkit.costs import PartCost, cost_of
 from vitkit.data.threads import Progress, Unreadable
 from vitkit.errors import InputError
 from vitkit.figures import numbers
@@ -28,7 +28,7 @@ from vitkit.reports.results import Accuracy, accuracy_in_words, accuracy_of
 from vitkit.reports.sections import distance_sections, missing, photo_parts, weight_sections
 from vitkit.results import Result
 from vitkit.runs.reading import read_object
-from vitkit.weights.folder import in_words
+from vitkit.weights.folder import preprocessing_in_words
 
 PAGE, DISTANCES, RECORD = "index.html", "attention_distance.csv", "inspection.json"
 FOLDER = "inspection"
@@ -63,7 +63,7 @@ class ImageCost(Result):
     tokens: int | None
     macs: int
     flops: int
-    parts: Mapping[str, Mapping[str, int]]
+    parts: Mapping[str, PartCost]
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _page(
         *distance_sections(found),
         section("Photos", *photo_parts(found, predictor, options)),
         *([section("Not drawn", *missing(found))] if found.undefined else []),
-        section("Preprocessing", element("p", sentence(in_words(predictor.preprocessing)))),
+        section("Preprocessing", element("p", sentence(preprocessing_in_words(predictor.preprocessing)))),
         _cost(predictor),
         about=about,
         foot=f"vitkit {__version__}",
@@ -269,11 +269,11 @@ def _cost(predictor: Predictor) -> Html:
     rows = [
         [
             PART_NAMES.get(name, name.replace("_", " ").capitalize()),
-            f"{part['parameters']:,}",
-            f"{part['macs']:,}",
+            f"{part.parameters:,}",
+            f"{part.macs:,}",
         ]
         for name, part in cost.parts.items()
-        if part["parameters"] or part["macs"]
+        if part.parameters or part.macs
     ]
     rows.append(["All", f"{cost.parameters:,}", f"{cost.macs:,}"])
     columns = ["", "Parameters", "MACs"]

@@ -33,7 +33,7 @@ from vitkit.models.names import default_preprocessing, model_config
 from vitkit.notes import Note
 from vitkit.objectives import build_objective
 from vitkit.objectives.objective import Objective
-from vitkit.objectives.patches import check_vit
+from vitkit.objectives.patches import check_patches
 from vitkit.objectives.supervised import Supervised
 from vitkit.training.average import Average
 from vitkit.training.config import TrainConfig
@@ -195,7 +195,7 @@ def is_trained(config: TrainConfig, inputs: Inputs) -> bool:
 def check_family(config: TrainConfig) -> None:
     """Refuse an objective that an untrained model's family isn't made for; a trained one is asked once it is loaded."""
     if config.objective.name != "supervised" and find_source(config.model["name"]).path is None:
-        check_vit(model_config(config.model["name"]), config.objective.name)
+        check_patches(model_config(config.model["name"]), config.objective.name)
 
 
 def resolve_periods(config: TrainConfig, num_images: int) -> Periods:

@@ -6,17 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from vitkit.config import to_dict
 from vitkit.data.policies import erased_share
 from vitkit.data.splits import counted
 from vitkit.models.configs import CompactConfig, ViTConfig
-from vitkit.models.names import model_config
+from vitkit.models.names import changed_shape
 from vitkit.training.build import Parts, is_trained
 from vitkit.training.config import FrozenConfig, TrainConfig
 from vitkit.world import World
-
-SHAPE = ("patch", "width", "depth", "heads", "mlp_width", "kernel", "convolutions", "units", "backbone_units")
-"Settings of a model that its name stands for."
 
 
 def describe(config: TrainConfig, parts: Parts, world: World) -> list[str]:
@@ -36,12 +32,7 @@ def _model_in_words(config: TrainConfig, parts: Parts) -> str:
     name = config.model["name"]
     if is_trained(config, parts.inputs):
         return str(name)
-    usual = to_dict(model_config(name))
-    own = [
-        f"{key} {value}"
-        for key, value in config.model.items()
-        if key in SHAPE and key in usual and value != usual[key]
-    ]
+    own = changed_shape(name, config.model)
     return f"{name} ({', '.join(own)})" if own else str(name)
 
 

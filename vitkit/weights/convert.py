@@ -1,19 +1,21 @@
-"""Weights from any format to any other: `vit convert SRC DST --to npz|timm|hf|torchvision|vitkit`."""
+"""Weights from any format to any other: `vit convert SRC DST [--to FORMAT]`, and `vitkit.save`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, Protocol, get_args
+from typing import Protocol
 
 from vitkit.errors import InputError
 from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing, Resample, Size
 from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing
-from vitkit.weights import google, huggingface, timm, torchvision
-from vitkit.weights.files import Tensors, write_npz, write_pth, write_safetensors
+from vitkit.notes import Note
+from vitkit.results import Result
+from vitkit.weights import huggingface
+from vitkit.weights.files import Tensors, write_safetensors
 from vitkit.weights.folder import (
     differing_numerics,
     replacing,
@@ -23,6 +25,7 @@ from vitkit.weights.folder import (
     write_folder,
     write_json,
 )
+from vitkit.weights.formats import FORMATS, WRITERS, Format, format_of
 from vitkit.weights.load import LoadedModel, load_model
 
 
@@ -42,27 +45,24 @@ class Described(Protocol):
     def several_labels(self) -> bool: ...
 
 
-Format = Literal["npz", "timm", "hf", "torchvision", "vitkit"]
-LAYOUTS: dict[str, tuple[str, ModuleType]] = {
-    "npz": ("Google's code", google),
-    "timm": ("timm", timm),
-    "hf": ("transformers", huggingface),
-    "torchvision": ("torchvision", torchvision),
-}
-# Endings of files that we don't write; without this list they would become folders.
-OTHER_ENDINGS = (".pt", ".bin", ".ckpt", ".h5", ".onnx", ".msgpack", ".tflite", ".gguf", ".pkl")
-# What writes a single file, by its ending; any other path is a folder.
-WRITERS: dict[str, Callable[[Path, Tensors], None]] = {
-    ".npz": write_npz,
-    ".safetensors": write_safetensors,
-    ".pth": write_pth,
-}
+@dataclass(frozen=True)
+class Converted(Result):
+    """What `convert` wrote."""
+
+    source: str
+    target: str
+    to: Format = field(metadata={"json": "format"})
+    model: str
+    parameters: int
+    image_size: tuple[int, int]
+    num_classes: int
+    notes: tuple[Note, ...]
 
 
 def convert(
     source: str | Path,
     target: str | Path,
-    to: Format = "vitkit",
+    to: Format | None = None,
     *,
     image_size: Size | None = None,
     num_classes: int | None = None,
@@ -70,10 +70,10 @@ def convert(
     resample: Resample | None = None,
     accept: str | Sequence[str] = (),
     force: bool = False,
-) -> dict[str, Any]:
-    """Read MODEL and write it in another format; return what was written."""
+) -> Converted:
+    """Read MODEL and write it in another format, by default the one that the target's ending says."""
     path = Path(target).expanduser()
-    check_target(path, to, force)
+    to = check_target(path, to, force)
     accept = (accept,) if isinstance(accept, str) else accept
     loaded = load_model(
         source,
@@ -84,26 +84,20 @@ def convert(
         accept=accept,
     )
     save(loaded, path, to, accept=accept, force=force)
-    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    notes = list(loaded.notes)
+    notes = loaded.notes
     if to == "vitkit" and path.suffix not in WRITERS and (reason := why_not_portable(loaded.model.config)):
-        notes.append(f"vitkit alone opens this folder: {reason}")
-    return {
-        "source": str(source),
-        "target": str(path),
-        "format": to,
-        "model": loaded.name,
-        "parameters": parameters,
-        "image_size": list(loaded.model.config.size),
-        "num_classes": loaded.model.config.num_classes,
-        "notes": notes,
-    }
+        notes += (Note(f"vitkit alone opens this folder: {reason}", "model"),)
+    config = loaded.model.config
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    return Converted(
+        str(source), str(path), to, loaded.name, parameters, config.size, config.num_classes, notes
+    )
 
 
 def save(
     model: Model | Described,
     path: str | Path,
-    to: Format = "vitkit",
+    to: Format | None = None,
     *,
     class_names: Sequence[str] | None = None,
     several_labels: bool | None = None,
@@ -111,19 +105,20 @@ def save(
     accept: str | Sequence[str] = (),
     force: bool = False,
 ) -> None:
-    """Write a model as a folder, or as one file with our JSON beside it where the path names a file.
+    """Write a model as a folder, or as one file with our JSON next to it where the path names a file.
 
+    The format is the one that the path's ending says (.npz is Google's), unless another is given.
     What `vitkit.load` returned keeps its class names, whether an image may have several, and its preprocessing, unless
     others are given.
     """
     path = Path(path).expanduser()
     accept = (accept,) if isinstance(accept, str) else accept
-    check_target(path, to, force)
+    to = check_target(path, to, force)
     loaded = _described(model, class_names, several_labels, preprocessing)
     config = loaded.model.config
     tensors = {name: tensor.detach().cpu() for name, tensor in loaded.model.state_dict().items()}
-    if to in LAYOUTS:
-        peer, layout = LAYOUTS[to]
+    if layout := FORMATS[to].layout:
+        peer = FORMATS[to].peer
         if reason := layout.unsupported(config):
             raise InputError(f"{peer} has no such model: {reason}")
         differing = differing_numerics(config, layout.numerics(config))
@@ -139,9 +134,10 @@ def save(
         with replacing(path, force=force) as new:
             write_safetensors(new / "model.safetensors", tensors)
             write_json(
-                new / "config.json", huggingface.describe(config, loaded.class_names, loaded.several_labels)
+                new / "config.json",
+                huggingface.config_json(config, loaded.class_names, loaded.several_labels),
             )
-            preprocessor = huggingface.describe_preprocessing(loaded.preprocessing)
+            preprocessor = huggingface.preprocessor_json(loaded.preprocessing)
             write_json(new / "preprocessor_config.json", preprocessor)
     else:
         write_folder(
@@ -178,23 +174,13 @@ def _described(
     )
 
 
-def check_target(path: Path, to: Format, force: bool) -> None:
-    """Refuse, before anything is read, a target of another kind, or one that is there."""
-    if to not in get_args(Format):
-        raise InputError(f"unknown format {to!r}; expected one of {', '.join(get_args(Format))}")
-    if (path.suffix == ".npz") != (to == "npz"):
-        raise InputError(
-            f"--to {to} can't write {path.name}: .npz files are --to npz, and the other way round"
-        )
-    if path.suffix in OTHER_ENDINGS:
-        raise InputError(f"{path.name} can't be written: files end in .safetensors, .pth or .npz")
-    if to == "hf" and path.suffix in WRITERS:
-        raise InputError("--to hf writes a folder: give a path without an ending")
-    if to == "torchvision" and path.suffix not in WRITERS:
-        raise InputError("--to torchvision writes one file: give a path ending in .pth or .safetensors")
+def check_target(path: Path, to: Format | None, force: bool) -> Format:
+    """Return the format to write; refuse, before anything is read, a target of another kind, or one that is there."""
+    to = format_of(path, to)
     for there in (path, sidecar(path)) if path.suffix in WRITERS else (path,):
         if there.exists() and not force:
             raise InputError(f"{there} exists; --force overwrites it")
+    return to
 
 
 def _write_file(path: Path, tensors: Tensors, loaded: LoadedModel) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,21 @@ from vitkit.errors import InputError
 
 Tensors = dict[str, Tensor]
 
-# Where trainers put the weights inside a .pth file, in order of preference.
+# What trainers and compilers put before every name, and where trainers put the weights inside a .pth file.
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 STATE_KEYS = ("state_dict", "model", "model_state_dict")
-MAX_MEMBERS = 100_000
+MAX_TENSORS = 100_000
+MAX_NAME = 500  # characters
+MAX_ALIGNMENT = 2**20  # bytes; torch's own is 64
+MAX_JSON = 2**25  # bytes; the names of ImageNet-21k's classes take 3 million
 # A zip file may inflate to this many bytes and to this many times its own size: weights hardly compress.
 MAX_INFLATED, MAX_RATIO = 2**28, 16
 # Half floats as numpy stores them where it has no such type: raw two-byte values.
 BFLOAT16 = np.dtype("V2")
+
+
+class FileError(InputError):
+    """Something is wrong with a file, and the message names it."""
 
 
 def read_header(path: Path) -> Tensors:
@@ -40,7 +48,7 @@ def read_tensors(path: Path) -> Tensors:
         if tensor.is_floating_point():
             tensor = tensor.float()
             if not torch.isfinite(tensor).all():
-                raise InputError(f"{path}: {name} holds NaN or infinite values")
+                raise FileError(f"{path}: {name} holds NaN or infinite values")
         tensors[name] = tensor
     return tensors
 
@@ -70,17 +78,30 @@ def write_npz(path: Path, tensors: Tensors) -> None:
         np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
 
 
+def file_size(path: Path) -> int:
+    """Return the size of a file in bytes; what is no plain file, such as a pipe or a device, is refused unopened."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise FileError(f"{path} is not a plain file")
+    return found.st_size
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
+    if (size := file_size(path)) > MAX_JSON:
+        raise FileError(f"{path} has {size:,} bytes, at most {MAX_JSON:,} are read as JSON")
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+        raise FileError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from None
+        raise FileError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds a JSON {type(value).__name__}, expected an object")
+        raise FileError(f"{path} holds a JSON {type(value).__name__}, expected an object")
     return value
 
 
@@ -91,51 +112,67 @@ def _finite(text: str) -> float:
 
 
 def _read(path: Path, meta: bool) -> Tensors:
+    size = file_size(path)
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(16)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+        raise FileError(f"{path}: {error.strerror}") from None
     if size == 0:
-        raise InputError(f"{path} is empty")
+        raise FileError(f"{path} is empty")
     try:
         if start[:4] == b"PK\x03\x04":
-            _check_inflated(path, size)
-            tensors = _read_npz(path, meta) if _is_npz(path) else _read_torch(path, meta)
+            _check_archive(path, size)
+            if _is_npz(path):
+                tensors = _read_npz(path, meta)
+            else:
+                _check_records(path)
+                tensors = _read_torch(path, meta)
         elif start[8:9] == b"{":
             tensors = _read_safetensors(path, meta)
         elif start[:1] == b"\x80":
             tensors = _read_torch(path, meta)
         else:
-            raise InputError(f"{path} is not a weight file: expected safetensors, .npz or .pth")
+            raise FileError(f"{path} is not a weight file: expected safetensors, .npz or .pth")
     except InputError:
         raise
     except Exception as error:  # every reader has its own errors for a damaged file
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} is damaged or not a weight file: {cause}") from None
+        raise FileError(f"{path} is damaged or not a weight file: {cause}") from None
     if not tensors:
-        raise InputError(f"{path} holds no tensors")
+        raise FileError(f"{path} holds no tensors")
+    if len(tensors) > MAX_TENSORS:
+        raise FileError(f"{path} has {len(tensors):,} tensors, at most {MAX_TENSORS:,} are read")
     for name, tensor in tensors.items():
+        if len(name) > MAX_NAME:
+            raise FileError(
+                f"{path}: the name {name[:40]}... has {len(name):,} characters, at most {MAX_NAME}"
+            )
         if tensor.numel() == 0:
-            raise InputError(f"{path}: {name} has shape {tuple(tensor.shape)} and holds nothing")
+            raise FileError(f"{path}: {name} has shape {tuple(tensor.shape)} and holds nothing")
     return _without_wrapper(tensors)
 
 
-def _check_inflated(path: Path, size: int) -> None:
+def _check_archive(path: Path, size: int) -> None:
     with zipfile.ZipFile(path) as archive:
-        inflated = sum(member.file_size for member in archive.infolist())
+        members = archive.infolist()
+    if len(members) > MAX_TENSORS:
+        raise FileError(f"{path} has {len(members):,} members, at most {MAX_TENSORS:,} are read")
+    inflated = sum(member.file_size for member in members)
     if inflated > MAX_INFLATED + MAX_RATIO * size:
-        raise InputError(
+        raise FileError(
             f"{path} would inflate from {size:,} to {inflated:,} bytes: no weights compress so well"
         )
 
 
 def _without_wrapper(tensors: Tensors) -> Tensors:
     """Return the tensors under a model's own names: trainers and compilers put it inside other modules."""
-    while prefix := next((p for p in WRAPPERS if all(name.startswith(p) for name in tensors)), None):
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors
+    first, last, start = min(tensors), max(tensors), 0  # what these two share, all share
+    while wrapper := next(
+        (text for text in WRAPPERS if first.startswith(text, start) and last.startswith(text, start)), None
+    ):
+        start += len(wrapper)
+    return {name[start:]: tensor for name, tensor in tensors.items()}
 
 
 def _read_safetensors(path: Path, meta: bool) -> Tensors:
@@ -156,7 +193,7 @@ def _read_torch(path: Path, meta: bool) -> Tensors:
     try:
         loaded = torch.load(path, map_location="meta" if meta else "cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise InputError(
+        raise FileError(
             f"{path} holds pickled objects besides tensors, which could run code; "
             "save its state_dict alone, best as .safetensors"
         ) from None
@@ -164,11 +201,24 @@ def _read_torch(path: Path, meta: bool) -> Tensors:
         if isinstance(loaded, dict) and key in loaded:
             loaded = loaded[key]
     if not isinstance(loaded, dict) or not all(map(_is_plain, loaded.values())):
-        raise InputError(f"{path} holds no state dict: expected a mapping of names to tensors")
+        raise FileError(f"{path} holds no state dict: expected a mapping of names to tensors")
     for name, tensor in loaded.items():
         if tensor.nbytes > path.stat().st_size:  # one number can be repeated by strides
-            raise InputError(f"{path}: {name} says shape {tuple(tensor.shape)}, more than the file holds")
+            raise FileError(f"{path}: {name} says shape {tuple(tensor.shape)}, more than the file holds")
     return {str(name): tensor.detach() for name, tensor in loaded.items()}
+
+
+def _check_records(path: Path) -> None:
+    """Refuse what ends the process in torch.load on the meta device: swapping bytes that aren't there, dividing by 0."""
+    archive: Any = torch._C.PyTorchFileReader(
+        str(path)
+    )  # torch.load's own, so that both find the same records
+    if archive.has_record("byteorder") and archive.get_record("byteorder") != b"little":
+        raise FileError(f"{path} was written on a big-endian machine: save it as .safetensors there")
+    if archive.has_record(".storage_alignment"):
+        alignment = archive.get_record(".storage_alignment").decode()
+        if not 0 < int(alignment) <= MAX_ALIGNMENT:
+            raise FileError(f"{path} says storage alignment {alignment}, expected 1 to {MAX_ALIGNMENT}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -184,25 +234,22 @@ def _is_npz(path: Path) -> bool:
 def _read_npz(path: Path, meta: bool) -> Tensors:
     tensors = {}
     with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if len(members) > MAX_MEMBERS:
-            raise InputError(f"{path} has {len(members)} members, at most {MAX_MEMBERS} are read")
-        for member in members:
+        for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             with archive.open(member) as file:
                 shape, fortran, dtype = _npy_header(file)
                 if dtype.hasobject or (dtype.kind not in "fiub" and dtype != BFLOAT16):
-                    raise InputError(f"{path}: {name} has type {dtype}, expected numbers")
+                    raise FileError(f"{path}: {name} has type {dtype}, expected numbers")
                 count = math.prod(shape)
                 declared = member.file_size - file.tell()
                 if count * dtype.itemsize != declared:
-                    raise InputError(f"{path}: {name} says shape {shape}, but holds {declared} bytes")
+                    raise FileError(f"{path}: {name} says shape {shape}, but holds {declared} bytes")
                 if meta:
                     tensors[name] = torch.empty(shape, device="meta")
                     continue
                 data = file.read(declared)
                 if len(data) != declared:
-                    raise InputError(f"{path}: {name} is cut short")
+                    raise FileError(f"{path}: {name} is cut short")
             array = np.frombuffer(bytearray(data), dtype)
             array = array.reshape(shape, order="F" if fortran else "C")
             if dtype == BFLOAT16:

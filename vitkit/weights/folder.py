@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from vitkit.models.configs import (
 from vitkit.models.names import find_name
 from vitkit.weights import huggingface, timm
 from vitkit.weights.files import Tensors, write_safetensors
+from vitkit.weights.layout import Document, Numeric
 
 FORMAT_VERSION = 1
 # All that a model folder of ours may hold.
@@ -64,32 +65,30 @@ def to_json(
     }
 
 
-def from_json(entry: Any, path: Path) -> Stored:
+def from_json(entry: Any) -> Stored:
     """Return what a 'vitkit' entry says, checked."""
     if not isinstance(entry, dict):
-        raise InputError(f"{path}: the entry 'vitkit' is not an object")
+        raise InputError("the entry 'vitkit' is not an object")
     version = entry.get("format_version")
     if version != FORMAT_VERSION:
-        raise InputError(f"{path} has format version {version!r}, this vitkit reads {FORMAT_VERSION}")
+        raise InputError(f"it has format version {version!r}, this vitkit reads {FORMAT_VERSION}")
     family = FAMILIES.get(str(entry.get("family")))
     if family is None:
-        raise InputError(
-            f"{path}: unknown family {entry.get('family')!r}; expected one of {', '.join(FAMILIES)}"
-        )
-    parts: dict[str, dict[str, Any]] = {}
+        raise InputError(f"unknown family {entry.get('family')!r}; expected one of {', '.join(FAMILIES)}")
+    parts: dict[str, Document] = {}
     for part in ("model", "preprocessing"):
         if not isinstance(entry.get(part), dict):
-            raise InputError(f"{path}: {part!r} is missing or not an object")
+            raise InputError(f"{part!r} is missing or not an object")
         parts[part] = entry[part]
     names = entry.get("class_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise InputError(f"{path}: 'class_names' is not a list of texts")
+        raise InputError("'class_names' is not a list of texts")
     several = entry.get("several_labels", False)
     if not isinstance(several, bool):
-        raise InputError(f"{path}: 'several_labels' is neither true nor false")
+        raise InputError("'several_labels' is neither true nor false")
     return Stored(
-        from_dict(family, parts["model"], f"{path} (model)"),
-        from_dict(Preprocessing, parts["preprocessing"], f"{path} (preprocessing)"),
+        from_dict(family, parts["model"], "model"),
+        from_dict(Preprocessing, parts["preprocessing"], "preprocessing"),
         None if names is None else tuple(names),
         several,
     )
@@ -119,7 +118,7 @@ def write_folder(
     document: dict[str, Any] = {}
     portable = why_not_portable(config, accept_numerics) is None
     if portable:
-        document = timm.describe(config, preprocessing)
+        document = timm.config_json(config, preprocessing)
         if class_names is not None:
             document["label_names"] = list(class_names)
         if several_labels:  # transformers takes sigmoids then
@@ -137,17 +136,19 @@ def why_not_portable(config: ModelConfig, accept_numerics: bool = False) -> str 
     if reason := timm.unsupported(config):
         return f"timm has no such model, {reason}"
     if not accept_numerics and (differing := differing_numerics(config, timm.numerics(config))):
-        return f"timm computes another {', '.join(differing)}; --to timm --accept numerics writes one for it"
+        return f"timm computes another {', '.join(differing)}; the format timm, with numerics accepted, is one for it"
     return None
 
 
-def differing_numerics(config: ModelConfig, theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differing_numerics(
+    config: ModelConfig, theirs: Mapping[str, Numeric]
+) -> dict[str, tuple[Numeric, Numeric]]:
     """Return the numerics in which a peer differs from the config: name -> (ours, theirs)."""
-    ours = {name: getattr(config, name) for name in theirs}
+    ours: dict[str, Numeric] = {name: getattr(config, name) for name in theirs}
     return {name: (ours[name], theirs[name]) for name in theirs if ours[name] != theirs[name]}
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
+def write_json(path: Path, document: Document) -> None:
     path.write_text(
         json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
     )
@@ -201,7 +202,7 @@ tags: [{task}, vision-transformer, vitkit]
 
 {classes}{labels}; images of {config.size[0]}x{config.size[1]} pixels, {config.channels} channels.
 
-Preprocessing: {in_words(preprocessing)}.
+Preprocessing: {preprocessing_in_words(preprocessing)}.
 
 ```python
 import vitkit
@@ -214,7 +215,7 @@ model.{call}("photo.jpg")
 """
 
 
-def in_words(preprocessing: Preprocessing) -> str:
+def preprocessing_in_words(preprocessing: Preprocessing) -> str:
     """Say what happens to an image."""
     height, width = preprocessing.size
     how = f"{preprocessing.interpolation}, mean {_numbers(preprocessing.mean)}, std {_numbers(preprocessing.std)}"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
 
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, ResNetConfig, ViTConfig
 from vitkit.weights.files import Tensors
-from vitkit.weights.layout import Reading
+from vitkit.weights.layout import Document, Numeric, Reading, Settings
 from vitkit.weights.rules import (
     CONV,
     COPY,
@@ -25,7 +24,7 @@ from vitkit.weights.rules import (
 
 LAYOUT = "Google's .npz"
 # The official code resizes the whole image to the input's size.
-GOOGLE_PREPROCESSING = {
+GOOGLE_PREPROCESSING: Settings = {
     "crop_fraction": None,
     "interpolation": "bilinear",
     "mean": (0.5,) * 3,
@@ -149,19 +148,19 @@ def matches(names: Collection[str]) -> bool:
     )
 
 
-def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
+def read(theirs: Tensors, extra: Document | None = None) -> Reading:
     """Return the tensors under our names, with what the layout says of the model."""
     if any(name.startswith("resnet/") for name in theirs):
         plain = {re.sub(r"((?:standardized_)?conv2d|group_norm)_\d+", r"\1", n): t for n, t in theirs.items()}
         ours, unused = to_ours(BIT_RULES, plain)
-        numerics = {
+        numerics: Settings = {
             "standardization": "variance",
             "standardization_epsilon": 1e-10,
             "group_norm_epsilon": 1e-5,
         }
         return Reading(ours, unused, numerics, GOOGLE_PREPROCESSING)
     plain = _linen_names(theirs)
-    settings: dict[str, Any] = {"gelu": "tanh", "norm_epsilon": 1e-6, "resample": "bilinear_corners"}
+    settings: Settings = {"gelu": "tanh", "norm_epsilon": 1e-6, "resample": "bilinear_corners"}
     rules = list(VIT_RULES)
     if any(name.startswith("block1/") for name in plain):
         rules += STAGE_RULES
@@ -217,7 +216,7 @@ def unsupported(config: ModelConfig) -> str | None:
     return None
 
 
-def numerics(config: ModelConfig) -> dict[str, Any]:
+def numerics(config: ModelConfig) -> dict[str, Numeric]:
     """Nothing: the numerics of our .npz files stand in the JSON beside them."""
     return {}
 

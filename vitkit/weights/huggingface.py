@@ -9,7 +9,7 @@ from typing import Any
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
 from vitkit.weights.files import Tensors
-from vitkit.weights.layout import TIMM_RESNET, Reading
+from vitkit.weights.layout import TIMM_RESNET, Document, Numeric, Reading, Settings
 from vitkit.weights.rules import COPY, POINTWISE, Rule, copies, stacked, to_ours, to_theirs
 
 LAYOUT = "transformers' layout"
@@ -81,14 +81,14 @@ def matches(names: Collection[str]) -> bool:
     return any(name.endswith(marks) for name in names)
 
 
-def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
+def read(theirs: Tensors, extra: Document | None = None) -> Reading:
     """Return the tensors under our names, with what the folder's config says of the model."""
     extra = extra or {}
     bit = any(name.endswith("embedder.convolution.weight") for name in theirs)
     family = "bit" if bit else "vit"
     plain = {_disk_name(name, family): tensor for name, tensor in theirs.items()}
     ours, unused = to_ours(BIT_RULES if bit else VIT_RULES, plain)
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     if bit:
         for name, value in BIT_SETTINGS.items():
             if (found := extra.get(name, value)) != value:
@@ -149,19 +149,19 @@ def unsupported(config: ModelConfig) -> str | None:
     return None
 
 
-def numerics(config: ModelConfig) -> dict[str, Any]:
+def numerics(config: ModelConfig) -> dict[str, Numeric]:
     """Return the numerics that transformers computes whatever the config says."""
     if isinstance(config, ResNetConfig):
         return dict(TIMM_RESNET)
     return {}
 
 
-def describe(
+def config_json(
     config: ModelConfig, class_names: tuple[str, ...] | None, several_labels: bool
 ) -> dict[str, Any]:
     """Return the config.json of a native folder."""
     names = class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
-    labels: dict[str, Any] = {
+    labels = {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
         **({"problem_type": SEVERAL_LABELS} if several_labels else {}),
@@ -203,10 +203,10 @@ def describe(
     }
 
 
-def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
+def preprocessor_json(preprocessing: Preprocessing) -> dict[str, Any]:
     """Return the preprocessor_config.json of a native folder."""
     height, width = preprocessing.size
-    values: dict[str, Any] = {
+    values = {
         "do_resize": True,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -240,13 +240,13 @@ def _disk_name(name: str, family: str) -> str:
     return name
 
 
-def _read_preprocessor(values: dict[str, Any]) -> dict[str, Any]:
+def _read_preprocessor(values: Document) -> Settings:
     if values.get("do_normalize", True):
         found = {"mean": values.get("image_mean"), "std": values.get("image_std")}
     else:
         channels = len(values.get("image_mean") or (0, 0, 0))
         found = {"mean": [0.0] * channels, "std": [1.0] * channels}
-    result: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    result: Settings = {name: value for name, value in found.items() if value is not None}
     code = values.get("resample", 2)
     if code not in RESAMPLES:
         raise InputError(
@@ -261,7 +261,7 @@ def _read_preprocessor(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _input_size(values: dict[str, Any]) -> list[int] | None:
+def _input_size(values: Document) -> list[int] | None:
     """Return the height and width that an image processor gives; transformers' BiT states them nowhere else."""
     for size in (values.get("crop_size"), values.get("size")):
         if isinstance(size, dict) and {"height", "width"} <= size.keys():

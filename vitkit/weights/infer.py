@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
 
-from vitkit.config import from_dict
+from vitkit.config import convert, from_dict
 from vitkit.errors import InputError
 from vitkit.models.configs import (
     CompactConfig,
@@ -17,19 +17,15 @@ from vitkit.models.configs import (
     ViTConfig,
     as_size,
 )
-from vitkit.models.names import SIZES
+from vitkit.models.names import SHAPE, SIZES
 from vitkit.weights.files import Tensors
+from vitkit.weights.layout import Settings
 
 Sizes = list[tuple[int, int]]
 
-# What a name fixes and a file must agree with.
-SHAPE_FIELDS = (
-    "width depth heads mlp_width patch backbone_units backbone_width units width_factor tokenizer kernel convolutions"
-).split()
-
 
 def infer_config(
-    tensors: Tensors, settings: dict[str, Any], named: ModelConfig | None, image_size: Size | None
+    tensors: Tensors, settings: Settings, named: ModelConfig | None, image_size: Size | None
 ) -> ModelConfig:
     """Return the config of the model that these tensors (under our names) belong to.
 
@@ -37,7 +33,7 @@ def infer_config(
     `image_size` the size the user wants. Both help where shapes leave a choice: heads, non-square grids.
     """
     sizes = [settings.get("image_size"), named.size if named else None]
-    stated = [as_size(size if isinstance(size, int) else tuple(size)) for size in sizes if size is not None]
+    stated = [as_size(convert(size, Size)) for size in sizes if size is not None]
     asked = [] if image_size is None else [as_size(image_size)]
     if "patch_embed.proj.weight" in tensors:
         return _vit(tensors, settings, named, stated, asked)
@@ -50,7 +46,7 @@ def infer_config(
 
 def _vit(
     tensors: Tensors,
-    settings: dict[str, Any],
+    settings: Settings,
     named: ModelConfig | None,
     stated: Sizes,
     asked: Sizes,
@@ -61,7 +57,7 @@ def _vit(
     mlp = tensors.get("blocks.0.mlp.fc1.weight")
     if patch.ndim != 4 or not depth or mlp is None:
         raise InputError("the file holds no complete ViT: its blocks or patch embedding are missing")
-    found: dict[str, Any] = {
+    found: Settings = {
         "width": width,
         "depth": depth,
         "mlp_width": mlp.shape[0],
@@ -84,7 +80,7 @@ def _vit(
     if "pos_embed" in tensors:
         table = tensors["pos_embed"]
         found["positions_at"] = "every_layer" if table.shape[0] > 1 else "stem"
-        probe = _probe(family, found, settings, (10**6, 10**6))
+        probe = _probe(family, found, settings, (2**14, 2**14))
         grid_size, has_prefix = _grid_size(table.shape[1], probe, settings, stated, asked)
         found |= {"image_size": grid_size, "prefix_positions": has_prefix}
     else:
@@ -98,21 +94,20 @@ def _vit(
     return from_dict(family, {**settings, **found}, "weight file")
 
 
-def _probe(
-    family: type[ViTConfig], found: dict[str, Any], settings: dict[str, Any], size: tuple[int, int]
-) -> ViTConfig:
+def _probe(family: type[ViTConfig], found: Settings, settings: Settings, size: tuple[int, int]) -> ViTConfig:
     return from_dict(family, {**settings, **found, "image_size": size, "positions": "none"}, "weight file")
 
 
 def _grid_size(
-    rows: int, probe: ViTConfig, settings: dict[str, Any], stated: Sizes, asked: Sizes
+    rows: int, probe: ViTConfig, settings: Settings, stated: Sizes, asked: Sizes
 ) -> tuple[tuple[int, int], bool]:
     """Return the image size that a position table of this many rows belongs to, and whether it has prefix rows.
 
     A size that was stated comes before a square, and a square before a size that was asked for: asking for
     112x448 pixels does not mean that a table of 14 x 14 rows was made for them.
     """
-    layouts = [True, False] if settings.get("prefix_positions") is None else [settings["prefix_positions"]]
+    known = settings.get("prefix_positions")
+    layouts = [True, False] if known is None else [bool(known)]
     choices = [(has_prefix, rows - has_prefix * probe.num_prefix) for has_prefix in layouts]
     sides = [math.isqrt(patches) * probe.stride for _, patches in choices if patches > 0]
     for sizes in (stated, [(side, side) for side in sides], asked):
@@ -125,7 +120,7 @@ def _grid_size(
     )
 
 
-def _heads(found: dict[str, Any], settings: dict[str, Any], named: ModelConfig | None) -> int:
+def _heads(found: Settings, settings: Settings, named: ModelConfig | None) -> object:
     heads = settings.get("heads")
     if heads is None and isinstance(named, ViTConfig):
         _check_fields(found, vars(named))
@@ -137,7 +132,7 @@ def _heads(found: dict[str, Any], settings: dict[str, Any], named: ModelConfig |
         raise InputError(
             "the file doesn't say how many attention heads the model has: name the model, as in NAME@FILE"
         )
-    return int(heads)
+    return heads
 
 
 def _pool(tensors: Tensors) -> str:
@@ -149,7 +144,7 @@ def _pool(tensors: Tensors) -> str:
     return "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "mean"
 
 
-def _backbone(tensors: Tensors) -> dict[str, Any]:
+def _backbone(tensors: Tensors) -> Settings:
     prefix = "patch_embed.backbone."
     units: tuple[int, ...] = ()
     if f"{prefix}conv.weight" in tensors:
@@ -161,7 +156,7 @@ def _backbone(tensors: Tensors) -> dict[str, Any]:
     return {"backbone_units": units, "backbone_width": stem.shape[0], "channels": stem.shape[1]}
 
 
-def _resnet(tensors: Tensors, settings: dict[str, Any], hints: Sizes) -> ModelConfig:
+def _resnet(tensors: Tensors, settings: Settings, hints: Sizes) -> ModelConfig:
     stem = tensors["stem.conv.weight"]
     if stem.shape[0] % 64:
         raise InputError(f"the ResNet's stem has {stem.shape[0]} channels, expected a multiple of 64")
@@ -177,7 +172,7 @@ def _resnet(tensors: Tensors, settings: dict[str, Any], hints: Sizes) -> ModelCo
 
 def _compact(
     tensors: Tensors,
-    settings: dict[str, Any],
+    settings: Settings,
     named: ModelConfig | None,
     stated: Sizes,
     asked: Sizes,
@@ -245,7 +240,7 @@ def check_name(config: ModelConfig, named: ModelConfig) -> None:
         raise InputError(f"the file's model has pool {config.pool!r}, the named one {named.pool!r}")
 
 
-def _check_fields(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for field in SHAPE_FIELDS:
+def _check_fields(found: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    for field in SHAPE:
         if field in found and found[field] != expected[field]:
             raise InputError(f"the file's model has {field} {found[field]}, the named one {expected[field]}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,18 +18,26 @@ from torch import Tensor
 from vitkit.config import override
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models import build
-from vitkit.models.configs import ModelConfig, Preprocessing, Resample, Size, ViTConfig, as_size
+from vitkit.models.configs import (
+    CompactConfig,
+    ModelConfig,
+    Preprocessing,
+    Resample,
+    Size,
+    ViTConfig,
+    as_size,
+    write_size,
+)
 from vitkit.models.model import Model
 from vitkit.models.names import canonical_name, default_preprocessing, find_name, model_config, size_in_name
 from vitkit.notes import Note
-from vitkit.weights import google, huggingface, timm, torchvision
-from vitkit.weights.files import Tensors, read_header, read_json, read_tensors
-from vitkit.weights.folder import Stored, from_json, in_words, sidecar
+from vitkit.weights.files import FileError, Tensors, file_size, read_header, read_json, read_tensors
+from vitkit.weights.folder import Stored, from_json, preprocessing_in_words, sidecar
+from vitkit.weights.formats import LAYOUTS, Layout
 from vitkit.weights.infer import check_name, infer_config
-from vitkit.weights.layout import Reading
+from vitkit.weights.layout import Document, Reading
 from vitkit.weights.public import PublicWeights, download, find_timm_weights, find_weights
 
-LAYOUTS: tuple[ModuleType, ...] = (google, huggingface, torchvision, timm)
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 FIRST_CONVOLUTIONS = (
     "patch_embed.backbone.stem.conv.weight",
@@ -39,8 +47,9 @@ FIRST_CONVOLUTIONS = (
     "tokenizer.conv_layers.0.0.weight",
 )
 MOST_NAMES = 20
-# More patches than this have no use; a fixed position table is computed, whatever the size of the file.
+# What a file's tensors don't bound: patches (a fixed position table is computed) and pixels (a ResNet takes any image).
 MAX_PATCHES = 2**16
+MAX_PIXELS = 2**22
 
 
 @dataclass
@@ -51,17 +60,30 @@ class LoadedModel:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
     name: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     "Lines that a verb prints: what was assumed or changed."
-    states_preprocessing: bool = True
-    "Whether the source states its preprocessing."
+    unstated: str | None = None
+    "The file that doesn't state its preprocessing, so that one had to be assumed."
     several_labels: bool = False
     "Whether several classes of an image may be right, each with a probability of its own."
 
-    def notes_with(self, preprocessing: Preprocessing) -> tuple[str, ...]:
+    assumed: Note | None = None
+    "The note that says which preprocessing was assumed."
+
+    def notes_with(self, preprocessing: Preprocessing) -> tuple[Note, ...]:
         """Return the notes, where the model is used with another preprocessing."""
-        own, taken = in_words(self.preprocessing), in_words(preprocessing)
-        return tuple(note.replace(own, taken) for note in self.notes)
+        other = self._assumption(preprocessing)
+        return tuple(other if note is self.assumed else note for note in self.notes)
+
+    def note_assumed(self) -> None:
+        """Note the preprocessing first where it had to be assumed."""
+        if self.unstated is not None:
+            self.assumed = self._assumption(self.preprocessing)
+            self.notes = (self.assumed, *self.notes)
+
+    def _assumption(self, preprocessing: Preprocessing) -> Note:
+        words = preprocessing_in_words(preprocessing)
+        return Note(f"preprocessing, which {self.unstated} doesn't state: {words}", "model")
 
 
 @dataclass
@@ -108,16 +130,13 @@ def load_model(
         loaded.model.reset_head(num_classes)
         loaded.class_names, loaded.several_labels = None, False
         if num_classes:
-            notes.append(f"the head is new and untrained: {num_classes} classes for {old.num_classes}")
+            text = f"the head is new and untrained: {num_classes} classes for {old.num_classes}"
+            notes.append(Note(text, "untrained"))
     if resample is not None:
         loaded.model.config = override(loaded.model.config, {"resample": resample}, "model")
     loaded.notes = tuple(notes)
     resample_to(loaded, old.size if image_size is None else image_size)
-    notes = list(loaded.notes)
-    if not loaded.states_preprocessing:
-        words = in_words(loaded.preprocessing)
-        notes.insert(0, f"preprocessing, which {source.path.name} doesn't state: {words}")
-    loaded.notes = tuple(notes)
+    loaded.note_assumed()
     loaded.model.eval()
     return loaded
 
@@ -128,7 +147,7 @@ def resample_to(loaded: LoadedModel, image_size: Size) -> None:
     if as_size(image_size) != old:
         loaded.model.set_image_size(image_size)
         sizes = [f"{height}x{width}" for height, width in (old, loaded.model.config.size)]
-        loaded.notes += (f"resampled from images of {sizes[0]} to {sizes[1]}",)
+        loaded.notes += (Note(f"resampled from images of {sizes[0]} to {sizes[1]}", "model"),)
     loaded.preprocessing = dataclasses.replace(loaded.preprocessing, image_size=loaded.model.config.size)
 
 
@@ -217,21 +236,26 @@ def read_model(
             class_names, several = stored.class_names, stored.several_labels
         if named is not None:
             check_name(config, named)
+        if image_size is None and math.prod(config.size) > MAX_PIXELS:
+            raise InputError(
+                f"it is made for images of {config.size[0]}x{config.size[1]} pixels, which take much memory; "
+                f"if you trust it, name the size: --image-size {write_size(config.size)} (image_size in Python)"
+            )
         missing = account(config, reading, accept)
         model = fill(config, layout.read(read_tensors(file), extra).tensors, missing)
         if len(preprocessing.mean) != config.channels:
             channels = len(preprocessing.mean)
             raise InputError(f"mean and std have {channels} channels, the model has {config.channels}")
-    notes = []
+    notes: tuple[Note, ...] = ()
     if not config.num_classes:
         class_names = None
     if class_names is not None and len(class_names) != config.num_classes:
         raise InputError(f"{path} names {len(class_names)} classes, its head has {config.num_classes}")
     if missing:
-        notes.append(f"freshly initialised, not in {file.name}: {_names(missing)}")
-    stated = stored is not None or path.is_dir() or public is not None
+        notes = (Note(f"freshly initialised, not in {file.name}: {_names(missing)}", "untrained"),)
+    unstated = path.name if stored is None and path.is_file() and public is None else None
     name = find_name(config) or _own_name(path)
-    return LoadedModel(model, preprocessing, class_names, name, tuple(notes), stated, several)
+    return LoadedModel(model, preprocessing, class_names, name, notes, unstated, several)
 
 
 def account(config: ModelConfig, reading: Reading, accept: Sequence[str]) -> list[str]:
@@ -263,14 +287,14 @@ def account(config: ModelConfig, reading: Reading, accept: Sequence[str]) -> lis
 def _check_extent(config: ModelConfig, num_tensors: int) -> None:
     """Refuse what would take long or much memory to build, though the file is small."""
     stages = (*getattr(config, "units", ()), *getattr(config, "backbone_units", ()))
-    layers = getattr(config, "depth", 0) + getattr(config, "convolutions", 0) + sum(map(abs, stages))
+    layers = getattr(config, "depth", 0) + getattr(config, "convolutions", 0) + sum(stages)
     if layers > num_tensors:
         raise InputError(
             f"its config says {layers} layers (depth, units), the file holds {num_tensors} tensors"
         )
-    if isinstance(config, ViTConfig) and config.positions == "sincos_2d" and config.num_patches > MAX_PATCHES:
+    if isinstance(config, ViTConfig | CompactConfig) and (patches := math.prod(config.grid)) > MAX_PATCHES:
         size = f"{config.size[0]}x{config.size[1]}"
-        raise InputError(f"images of {size} pixels have {config.num_patches} patches, at most {MAX_PATCHES}")
+        raise InputError(f"images of {size} pixels have {patches:,} patches, at most {MAX_PATCHES:,}")
 
 
 def fill(config: ModelConfig, tensors: Tensors, missing: Sequence[str]) -> Model:
@@ -312,9 +336,10 @@ def _adapt_kernel(kernel: Tensor, channels: int) -> Tensor:
     return kernel[:, [index % old for index in range(channels)]] * (old / channels)
 
 
-def _open(path: Path) -> tuple[Path, dict[str, Any] | None, Stored | None]:
+def _open(path: Path) -> tuple[Path, Document | None, Stored | None]:
     """Return a model's weight file, the JSON of its peers, and our own JSON."""
-    if path.is_file():
+    if not path.is_dir():
+        file_size(path)
         note = sidecar(path)
         return path, None, _read_stored(read_json(note), note) if note.is_file() else None
     config = path / "config.json"
@@ -325,6 +350,7 @@ def _open(path: Path) -> tuple[Path, dict[str, Any] | None, Stored | None]:
         raise InputError(f"{path} is no model folder: it has no config.json")
     document = read_json(config)
     if "vitkit" in document:
+        file_size(path / "model.safetensors")
         return path / "model.safetensors", None, _read_stored(document["vitkit"], config)
     preprocessor = path / "preprocessor_config.json"
     if preprocessor.is_file():
@@ -337,7 +363,7 @@ def _open(path: Path) -> tuple[Path, dict[str, Any] | None, Stored | None]:
 
 def _read_stored(entry: Any, path: Path) -> Stored:
     with _blaming(path):
-        return from_json(entry, path)
+        return from_json(entry)
 
 
 @contextmanager
@@ -345,14 +371,16 @@ def _blaming(path: Path) -> Iterator[None]:
     """Name the file in errors; what its shapes and values break in our code is its error, too."""
     try:
         yield
+    except FileError:
+        raise
     except InputError as error:
-        raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
+        raise FileError(f"{path}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         cause = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path}: its tensors or settings are not what was expected ({cause})") from error
+        raise FileError(f"{path}: its tensors or settings are not what was expected ({cause})") from error
 
 
-def _read_layout(header: Tensors, extra: dict[str, Any] | None) -> tuple[ModuleType, Reading]:
+def _read_layout(header: Tensors, extra: Document | None) -> tuple[Layout, Reading]:
     for layout in LAYOUTS:
         if layout.matches(header):
             return layout, layout.read(header, extra)
@@ -369,7 +397,8 @@ def _preprocessing(config: ModelConfig, reading: Reading, public: PublicWeights 
             stated[name] = getattr(public, name)
     if config.channels != 3:
         for name in ("mean", "std"):
-            if name in stated and len(stated[name]) != config.channels:
+            values = stated.get(name)
+            if isinstance(values, Sized) and len(values) != config.channels:
                 del stated[name]
     return override(default_preprocessing(config), stated, "preprocessing")
 

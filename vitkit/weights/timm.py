@@ -10,7 +10,7 @@ from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
 from vitkit.models.names import find_name, model_config, other_name
 from vitkit.weights.files import Tensors
-from vitkit.weights.layout import TIMM_RESNET, Reading
+from vitkit.weights.layout import TIMM_RESNET, Document, Numeric, Reading, Settings
 
 LAYOUT = "timm's layout"
 # Names that timm registers, without the image size; other ViT shapes are vit_base_patch16_224 with arguments.
@@ -53,11 +53,11 @@ def matches(names: Collection[str]) -> bool:
     )
 
 
-def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
+def read(theirs: Tensors, extra: Document | None = None) -> Reading:
     """Return the tensors as they are, with what timm's config says of the model."""
     if "tokenizer.conv_layers.0.0.weight" in theirs:
         return Reading(theirs)
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     if "patch_embed.proj.weight" in theirs:
         settings |= {"gelu": "erf", "norm_epsilon": 1e-6, "resample": "bicubic"}
     if any(
@@ -70,7 +70,7 @@ def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
     return reading
 
 
-def _read_config(reading: Reading, config: dict[str, Any]) -> None:
+def _read_config(reading: Reading, config: Document) -> None:
     settings, args = reading.settings, config.get("model_args") or {}
     if unknown := sorted(set(args) - MODEL_ARGS):
         raise InputError(f"timm's model argument {unknown[0]!r} is not supported")
@@ -129,9 +129,9 @@ def unsupported(config: ModelConfig) -> str | None:
     return None
 
 
-def numerics(config: ModelConfig) -> dict[str, Any]:
+def numerics(config: ModelConfig) -> dict[str, Numeric]:
     """Return the numerics that timm computes whatever the config says."""
-    found: dict[str, Any] = {}
+    found: dict[str, Numeric] = {}
     if isinstance(config, ViTConfig):
         found["norm_epsilon"] = 1e-6
     if isinstance(config, (HybridConfig, ResNetConfig)):
@@ -139,9 +139,9 @@ def numerics(config: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def describe(config: ModelConfig, preprocessing: Preprocessing) -> dict[str, Any]:
+def config_json(config: ModelConfig, preprocessing: Preprocessing) -> dict[str, Any]:
     """Return the config.json entries from which timm and transformers rebuild the model."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     if isinstance(config, ViTConfig):
         args = _vit_args(config)
         if config.size[0] == config.size[1]:
@@ -185,9 +185,9 @@ def _registered(config: ModelConfig) -> str | None:
     return alias if alias.removesuffix("_224") in VITS else None
 
 
-def _vit_args(config: ViTConfig) -> dict[str, Any]:
+def _vit_args(config: ViTConfig) -> Settings:
     """Return the arguments of timm's VisionTransformer that differ from the registered model's."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     if _registered(config) is None:
         args |= {
             "patch_size": config.patch,

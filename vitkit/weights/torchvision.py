@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from vitkit.models.configs import HybridConfig, ModelConfig, ViTConfig
 from vitkit.models.names import IMAGENET_MEAN_STD
 from vitkit.weights.files import Tensors
-from vitkit.weights.layout import Reading
+from vitkit.weights.layout import Document, Numeric, Reading, Settings
 from vitkit.weights.rules import COPY, Rule, copies, to_ours, to_theirs
 
 LAYOUT = "torchvision's layout"
@@ -38,13 +37,18 @@ def matches(names: Collection[str]) -> bool:
     return "conv_proj.weight" in names
 
 
-def read(theirs: Tensors, extra: dict[str, Any] | None = None) -> Reading:
+def read(theirs: Tensors, extra: Document | None = None) -> Reading:
     """Return the tensors under our names, with torchvision's numerics and ImageNet's mean and deviation."""
     plain = {name.replace(".linear_1.", ".0.").replace(".linear_2.", ".3."): t for name, t in theirs.items()}
     ours, unused = to_ours(RULES, plain)
-    settings = {"gelu": "erf", "norm_epsilon": 1e-6, "resample": "bicubic", "prefix_positions": True}
+    settings: Settings = {
+        "gelu": "erf",
+        "norm_epsilon": 1e-6,
+        "resample": "bicubic",
+        "prefix_positions": True,
+    }
     mean, std = IMAGENET_MEAN_STD
-    preprocessing = {"crop_fraction": 0.875, "interpolation": "bilinear", "mean": mean, "std": std}
+    preprocessing: Settings = {"crop_fraction": 0.875, "interpolation": "bilinear", "mean": mean, "std": std}
     return Reading(ours, unused, settings, preprocessing)
 
 
@@ -72,6 +76,6 @@ def unsupported(config: ModelConfig) -> str | None:
     return None
 
 
-def numerics(config: ModelConfig) -> dict[str, Any]:
+def numerics(config: ModelConfig) -> dict[str, Numeric]:
     """Return the numerics that torchvision computes whatever the config says."""
     return {"gelu": "erf", "norm_epsilon": 1e-6}

@@ -1,0 +1,87 @@
+"""The weight formats, one literal table: a new one needs a file with the functions of `Layout`, and a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+from vitkit.errors import InputError
+from vitkit.models.configs import ModelConfig
+from vitkit.weights import google, huggingface, timm, torchvision
+from vitkit.weights.files import Tensors, write_npz, write_pth, write_safetensors
+from vitkit.weights.layout import Document, Numeric, Reading
+
+Format = Literal["vitkit", "npz", "timm", "hf", "torchvision"]
+
+
+class Layout(Protocol):
+    """Other names and shapes for the same tensors: what a format's file defines."""
+
+    def matches(self, names: Collection[str]) -> bool:
+        """Say whether a file with tensors of these names has this layout."""
+
+    def read(self, theirs: Tensors, extra: Document | None = None, /) -> Reading:
+        """Return the tensors under our names; `extra` is the config.json of the folder they are in."""
+
+    def write(self, config: ModelConfig, ours: Tensors, /) -> Tensors:
+        """Return the tensors under their names."""
+
+    def unsupported(self, config: ModelConfig, /) -> str | None:
+        """Say what the layout has no place for in this model, or None."""
+
+    def numerics(self, config: ModelConfig, /) -> Mapping[str, Numeric]:
+        """Return the numerics that their code computes whatever the config says."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a format is written."""
+
+    peer: str
+    "Whose code reads it, in messages."
+    layout: Layout | None
+    "None: our names, and all that a config says."
+    endings: tuple[str, ...]
+    "Endings of single files."
+    has_folder: bool
+    "Whether it can be a folder."
+
+
+FORMATS: dict[Format, Row] = {
+    "vitkit": Row("vitkit", None, (".safetensors", ".pth"), True),
+    "npz": Row("Google's code", google, (".npz",), False),
+    "timm": Row("timm", timm, (".safetensors", ".pth"), True),
+    "hf": Row("transformers", huggingface, (), True),
+    "torchvision": Row("torchvision", torchvision, (".pth", ".safetensors"), False),
+}
+# In the order in which a file's layout is looked for: timm's names are the plainest, so that it comes last.
+LAYOUTS: tuple[Layout, ...] = (google, huggingface, torchvision, timm)
+# What writes a single file, by its ending; any other path is a folder.
+WRITERS: dict[str, Callable[[Path, Tensors], None]] = {
+    ".safetensors": write_safetensors,
+    ".pth": write_pth,
+    ".npz": write_npz,
+}
+# Endings of files that we don't write; without this list they would become folders.
+OTHER_ENDINGS = (".pt", ".bin", ".ckpt", ".h5", ".onnx", ".msgpack", ".tflite", ".gguf", ".pkl")
+
+
+def format_of(path: Path, to: Format | None) -> Format:
+    """Return the format to write: the one asked for, or the one that the path's ending says; refuse one that has no such files."""
+    if to is None:
+        to = "npz" if path.suffix == ".npz" else "vitkit"
+    if to not in FORMATS:
+        raise InputError(f"unknown format {to!r}; expected one of {', '.join(get_args(Format))}")
+    row = FORMATS[to]
+    if path.suffix in OTHER_ENDINGS:
+        raise InputError(f"{path.name} can't be written: files end in .safetensors, .pth or .npz")
+    if path.suffix in WRITERS and path.suffix not in row.endings:
+        kinds = f"in a file that ends in {' or '.join(row.endings)}" if row.endings else "in a folder"
+        raise InputError(f"format {to} can't be {path.name}: it is kept {kinds}")
+    if path.suffix not in WRITERS and not row.has_folder:
+        raise InputError(
+            f"format {to} is one file: give a path that ends in {' or '.join(row.endings)}, not {path.name}"
+        )
+    return to
