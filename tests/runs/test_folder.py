@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from vitkit.errors import InputError
 from vitkit.runs import (
-    folder as runs,
     RunFolder,
     cut_metrics,
     list_runs,
@@ -27,6 +26,9 @@ from vitkit.runs import (
     read_metrics,
     read_record,
     run_name,
+)
+from vitkit.runs import (
+    folder as runs,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -244,7 +246,9 @@ def test_cutting_what_is_not_there(tmp_path: Path) -> None:
 def test_a_broken_line_amid_others_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     for read in (read_metrics, lambda folder: cut_metrics(folder, 9)):
-        with pytest.raises(InputError, match="metrics.jsonl, line 2 is damaged: expected a JSON object with a step"):
+        with pytest.raises(
+            InputError, match="metrics.jsonl, line 2 is damaged: expected a JSON object with a step"
+        ):
             read(tmp_path)
 
 

@@ -323,7 +323,9 @@ def speed(training: Iterable[Mapping[str, float]]) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def _last_loss(evaluations: Iterable[Mapping[str, float]], best: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _last_loss(
+    evaluations: Iterable[Mapping[str, float]], best: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
     """Return the last evaluated loss, of the weights by which the best were chosen if there are several."""
     split = best["metric"].split("/")[0] if best else ""
     found = [
