@@ -120,7 +120,7 @@ def test_json_is_what_python_returns(vit: Vit, photos: Path) -> None:
     (photos / "test/[b]dog/8.png").write_bytes(b"")
     answer = vit("data", "./photos", "--json", "--images", "3", "--against", "./photos:test")
     assert answer.status == 1
-    assert json.loads(answer.out) == describe_data("./photos", images=3, against="./photos:test")
+    assert json.loads(answer.out) == describe_data("./photos", images=3, against="./photos:test").to_json()
     assert "read 3 of the 8 images of train" in answer.err
 
 

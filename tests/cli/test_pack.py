@@ -60,7 +60,7 @@ def test_json_is_what_python_returns(vit: Vit) -> None:
     answer = vit("pack", "./photos", "packed", "--json")
     assert answer.status == 0
     document = json.loads(answer.out)
-    assert document == {**module.pack("./photos", "other"), "target": "packed"}
+    assert document == {**module.pack("./photos", "other").to_json(), "target": "packed"}
     assert (document["size"], document["quality"], document["to"]) == (256, 95, "tar")
 
 

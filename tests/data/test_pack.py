@@ -65,12 +65,12 @@ def test_what_is_packed_opens_as_what_it_was(photos: Path, tmp_path: Path, to: A
     result = pack(str(photos), target, size=16, to=to, images_per_shard=3)
     names = [f"test-000000.{to}", *(f"train-{number:06d}.{to}" for number in range(3))]
     assert sorted(contents(target)) == sorted(["classes.txt", "pack.json", *names])
-    assert [(part["split"], part["shards"], part["images"], part["shrunk"]) for part in result["splits"]] == [
+    assert [(part.split, part.shards, part.images, part.shrunk) for part in result.splits] == [
         ("train", 3, 7, 3),
         ("test", 1, 2, 1),
     ]
     sizes = sum((target / name).stat().st_size for name in names)
-    assert sum(part["bytes"] for part in result["splits"]) == sizes
+    assert sum(part.bytes for part in result.splits) == sizes
     assert json.loads((target / "pack.json").read_text())["complete"] is True
     for split in ("train", "test"):
         before = open_data(f"{photos}:{split}", default="train")
@@ -168,13 +168,13 @@ def test_a_stopped_run_goes_on(photos: Path, tmp_path: Path, monkeypatch: pytest
     first = (target / "train-000000.tar").stat().st_mtime_ns
     told: list[tuple[int, int]] = []
     result = pack(str(photos), target, **settings, progress=lambda done, total: told.append((done, total)))
-    assert (result["resumed_shards"], result["shards"]) == (1, 4)
+    assert (result.resumed_shards, result.shards) == (1, 4)
     assert told == [
         (number, 6) for number in range(1, 7)
     ]  # the three images of the first shard are not read again
     assert (target / "train-000000.tar").stat().st_mtime_ns == first
     assert contents(target) == contents(tmp_path / "straight")
-    assert pack(str(photos), target, **settings)["resumed_shards"] == 4
+    assert pack(str(photos), target, **settings).resumed_shards == 4
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
@@ -183,7 +183,7 @@ def test_a_shard_that_is_cut_or_gone_is_written_again(photos: Path, tmp_path: Pa
     pack(str(photos), target, images_per_shard=3)
     before, shard = contents(target), target / "train-000001.tar"
     shard.unlink() if damage == "gone" else shard.write_bytes(shard.read_bytes()[:-100])
-    assert pack(str(photos), target, images_per_shard=3)["resumed_shards"] == 3
+    assert pack(str(photos), target, images_per_shard=3).resumed_shards == 3
     assert contents(target) == before
 
 
@@ -235,7 +235,7 @@ def test_a_run_that_wrote_nothing_binds_to_nothing(photos: Path, tmp_path: Path)
         str(photos), tmp_path / "packed"
     )
     draw(1).save(photos / "train/cat/1.png")
-    assert pack(str(photos), tmp_path / "packed", size=16)["splits"][0]["images"] == 7
+    assert pack(str(photos), tmp_path / "packed", size=16).splits[0].images == 7
 
 
 def test_bad_images_stop_it_or_are_left_out_and_named(photos: Path, tmp_path: Path) -> None:
@@ -248,12 +248,12 @@ def test_bad_images_stop_it_or_are_left_out_and_named(photos: Path, tmp_path: Pa
     )
     assert sorted(contents(target)) == ["classes.txt", "pack.json", "train-000000.tar"]
     result = pack(str(photos), target, **settings, bad_images="skip")
-    assert result["resumed_shards"] == 1 and [entry["image"] for entry in result["unreadable"]] == [str(bad)]
+    assert result.resumed_shards == 1 and [entry.image for entry in result.unreadable] == [str(bad)]
     before, after = (open_data(f"{root}:train", default="train") for root in (photos, target))
     kept = [index for index in range(7) if before.where(index) != str(bad)]
     assert after.labels.tolist() == before.labels[kept].tolist() and len(kept) == 6
     again = pack(str(photos), target, **settings, bad_images="skip")
-    assert again["unreadable"] == result["unreadable"] and again["resumed_shards"] == 4
+    assert again.unreadable == result.unreadable and again.resumed_shards == 4
     assert error(str(photos), target, **settings) == answer
 
 
@@ -264,8 +264,8 @@ def test_a_link_to_nothing_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "photos/a/broken.png").symlink_to("nowhere")
     assert "broken.png: No such file or directory; --bad-images" in error(tmp_path / "photos", tmp_path / "p")
     result = pack(tmp_path / "photos", tmp_path / "p", bad_images="skip")
-    assert [entry["image"] for entry in result["unreadable"]] == [f"{tmp_path}/photos/a/broken.png"]
-    assert sum(part["images"] for part in result["splits"]) == 6
+    assert [entry.image for entry in result.unreadable] == [f"{tmp_path}/photos/a/broken.png"]
+    assert sum(part.images for part in result.splits) == 6
 
 
 def test_only_folders_of_its_own_are_written_to(photos: Path, tmp_path: Path) -> None:
@@ -301,11 +301,10 @@ def test_a_split_or_a_part_is_packed_alone(photos: Path, tmp_path: Path) -> None
     pack(f"{photos}:test", tmp_path / "test")
     assert sorted(contents(tmp_path / "test")) == ["classes.txt", "pack.json", "test-000000.tar"]
     result = pack(f"{photos}[:50%]", tmp_path / "half")
-    assert [part["images"] for part in result["splits"]] == [3, 1]
+    assert [part.images for part in result.splits] == [3, 1]
     everything = pack(f"{photos}:all", tmp_path / "every")
     assert (
-        everything["notes"][-1]
-        == "the shards' names say neither train, val nor test: open them as 'FOLDER:all'"
+        everything.notes[-1] == "the shards' names say neither train, val nor test: open them as 'FOLDER:all'"
     )
     assert (
         open_data(f"{tmp_path}/every:all", default="train").labels.tolist()
@@ -332,9 +331,9 @@ def test_splits_of_other_names_are_packed_alone(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("path,label,split\n1.png,a,train\n1.png,a,extra\n")
     result = pack(str(table), tmp_path / "packed")
-    assert [part["split"] for part in result["splits"]] == ["train"]
-    assert result["notes"][-1] == f"{table}: left out extra; pack it alone, as '{table}:extra'"
-    assert [part["split"] for part in pack(f"{table}:extra", tmp_path / "extra")["splits"]] == ["extra"]
+    assert [part.split for part in result.splits] == ["train"]
+    assert result.notes[-1] == f"{table}: left out extra; pack it alone, as '{table}:extra'"
+    assert [part.split for part in pack(f"{table}:extra", tmp_path / "extra").splits] == ["extra"]
     table.write_text("path,label,split\n1.png,a,x\n1.png,a,y\n")
     assert error(str(table), tmp_path / "no") == (
         f"{table} has no train, val or test, only x, y: name the split to pack, such as '{table}:x'"
@@ -361,7 +360,7 @@ def test_classes_named_by_numbers_keep_their_labels(tmp_path: Path, to: Any) -> 
     before, after = (open_data(f"{tmp_path}/{name}", default="train") for name in ("photos", "packed"))
     assert after.class_names == before.class_names == names
     assert after.labels.tolist() == before.labels.tolist()
-    assert (result["notes"][-1].startswith("classes are named by numbers that are not their places")) == (
+    assert (result.notes[-1].startswith("classes are named by numbers that are not their places")) == (
         to == "tar"
     )
 

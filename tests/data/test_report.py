@@ -16,7 +16,7 @@ from PIL import Image
 from vitkit.data import open as opening
 from vitkit.data import sheet
 from vitkit.data.open import open_splits
-from vitkit.data.report import describe_data, look_at
+from vitkit.data.report import ClassSize, Overlap, Range, describe_data, look_at
 from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec, parse_spec
 from vitkit.errors import InputError
@@ -50,28 +50,31 @@ def test_sound_data_is_counted(photos: Path) -> None:
     save(draw(10, 20, 30).convert("L"), photos / "train/dog/10.jpg")
     save(draw(11, 4, 50).convert("P"), photos / "train/dog/11.gif")
     report = describe_data(str(photos))
-    train, test = report["splits"]
-    assert (report["data"], report["num_classes"], train["split"], test["split"]) == (
+    train, test = report.splits
+    assert (report.data, report.num_classes, train.split, test.split) == (
         str(photos),
         2,
         "train",
         "test",
     )
-    assert (train["images"], train["read"], train["labels"]) == (10, 10, 10)
-    assert train["classes"] == {"cat": 6, "dog": 4} and test["classes"] == {"cat": 1, "dog": 1}
-    assert train["smallest"] == {"class": "dog", "images": 4}
-    assert train["largest"] == {"class": "cat", "images": 6}
-    assert train["height"] == {"min": 4, "median": 6, "max": 20}
-    assert train["width"] == {"min": 8, "median": 8, "max": 50}
-    assert train["modes"] == {"RGB": 8, "L": 1, "P": 1} and train["formats"] == {
+    assert (train.images, train.read, train.labels) == (10, 10, 10)
+    assert train.classes == {"cat": 6, "dog": 4} and test.classes == {"cat": 1, "dog": 1}
+    assert train.smallest == ClassSize("dog", 4)
+    assert train.largest == ClassSize("cat", 6)
+    assert train.height == Range(4, 6, 20)
+    assert train.width == Range(8, 8, 50)
+    assert train.modes == {"RGB": 8, "L": 1, "P": 1} and train.formats == {
         "PNG": 8,
         "JPEG": 1,
         "GIF": 1,
     }
-    assert not train["unreadable"] and not report["duplicates"]["groups"]
-    assert report["against"] is report["sheet"] is None and report["compared"] == []
-    assert report["notes"] == [f"{photos}: 2 classes, sorted by name: cat, dog"]
-    json.dumps(report, allow_nan=False)
+    assert not train.unreadable and not report.duplicates.groups
+    assert report.against is report.sheet is None and report.compared == []
+    assert report.notes == [f"{photos}: 2 classes, sorted by name: cat, dog"]
+    document = report.to_json()
+    assert document["splits"][0]["smallest"] == {"class": "dog", "images": 4}
+    assert document["duplicates"]["across"] == [{"split": "test", "in": "train", "images": 0}]
+    json.dumps(document, allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -83,30 +86,30 @@ def test_balance_is_one_where_classes_are_alike(tmp_path: Path, counts: list[int
     lines = [f"1.png,c{number},test" for number, count in enumerate(counts) for _ in range(count)]
     lines += [f"1.png,c{number},train" for number in range(len(counts))]
     (tmp_path / "t.csv").write_text("image_path,label,split\n" + "\n".join(lines))
-    [test] = describe_data(f"{tmp_path}/t.csv:test")["splits"]
-    assert test["balance"] == pytest.approx(balance, abs=1e-4)
-    assert math.copysign(1, test["balance"]) == 1
+    [test] = describe_data(f"{tmp_path}/t.csv:test").splits
+    assert test.balance == pytest.approx(balance, abs=1e-4)
+    assert math.copysign(1, test.balance) == 1
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_done(photos: Path) -> None:
     (photos / "train/cat/0.png").write_bytes((photos / "train/cat/0.png").read_bytes()[:80])
     (photos / "train/dog/text.jpg").write_text("no picture")
     (photos / "test/dog/9.png").write_bytes(b"")
-    train, test = describe_data(str(photos))["splits"]
-    assert [entry["image"] for entry in train["unreadable"]] == [
+    train, test = describe_data(str(photos)).splits
+    assert [entry.image for entry in train.unreadable] == [
         f"{photos}/train/cat/0.png",
         f"{photos}/train/dog/text.jpg",
     ]
-    assert train["unreadable"][1]["reason"].startswith("it is not an image in a known format")
-    assert test["unreadable"] == [{"image": f"{photos}/test/dog/9.png", "reason": "it is empty"}]
-    assert sum(train["modes"].values()) == 7 and (train["images"], train["read"]) == (9, 7)
+    assert train.unreadable[1].reason.startswith("it is not an image in a known format")
+    assert test.unreadable == [(f"{photos}/test/dog/9.png", "it is empty")]
+    assert sum(train.modes.values()) == 7 and (train.images, train.read) == (9, 7)
 
 
 def test_a_split_of_which_nothing_can_be_read_has_no_sizes(photos: Path) -> None:
     for path in (photos / "test").rglob("*.png"):
         path.write_bytes(b"")
-    test = describe_data(f"{photos}:test")["splits"][0]
-    assert test["height"] is test["width"] is None and test["modes"] == {}
+    test = describe_data(f"{photos}:test").splits[0]
+    assert test.height is test.width is None and test.modes == {}
 
 
 def test_copies_are_found_in_and_across_splits_in_any_file(photos: Path) -> None:
@@ -114,17 +117,15 @@ def test_copies_are_found_in_and_across_splits_in_any_file(photos: Path) -> None
     shutil.copy(first, photos / "train/cat/again.png")
     Image.open(first).save(photos / "test/cat/other.bmp")
     Image.open(photos / "train/cat/1.png").save(photos / "test/dog/lossless.webp", lossless=True)
-    found = describe_data(str(photos))["duplicates"]
-    assert found["within"] == {"train": 1, "test": 0}
-    assert found["across"] == [{"split": "test", "in": "train", "images": 2}]
-    assert found["with_different_classes"] == 1
-    assert [
-        [member["image"].removeprefix(f"{photos}/") for member in group] for group in found["groups"]
-    ] == [
+    found = describe_data(str(photos)).duplicates
+    assert found.within == {"train": 1, "test": 0}
+    assert found.across == [Overlap("test", "train", 2)]
+    assert found.with_different_classes == 1
+    assert [[member.image.removeprefix(f"{photos}/") for member in group] for group in found.groups] == [
         ["train/cat/0.png", "train/cat/again.png", "test/cat/other.bmp"],
         ["train/cat/1.png", "test/dog/lossless.webp"],
     ]
-    assert found["groups"][1][1]["classes"] == ["dog"] and found["groups"][1][1]["split"] == "test"
+    assert found.groups[1][1].classes == ["dog"] and found.groups[1][1].split == "test"
 
 
 def test_one_pixel_more_or_less_is_another_image(png: Callable[[int], bytes]) -> None:
@@ -141,19 +142,19 @@ def test_a_split_that_is_asked_for_is_compared_with_the_others(photos: Path) -> 
     Image.open(photos / "train/cat/2.png").save(photos / "test/cat/copy.bmp")
     shutil.copy(photos / "train/cat/3.png", photos / "train/cat/again.png")
     report = describe_data(f"{photos}:test")
-    assert [part["split"] for part in report["splits"]] == ["test"] and report["compared"] == ["train"]
-    assert report["duplicates"]["across"] == [{"split": "test", "in": "train", "images": 1}]
-    assert len(report["duplicates"]["groups"]) == 1
+    assert [part.split for part in report.splits] == ["test"] and report.compared == ["train"]
+    assert report.duplicates.across == [Overlap("test", "train", 1)]
+    assert len(report.duplicates.groups) == 1
     train = describe_data(f"{photos}:train[:2]")
-    assert train["splits"][0]["images"] == 2 and train["duplicates"]["across"][0]["images"] == 0
-    assert train["duplicates"]["across"][0]["split"] == "test"
+    assert train.splits[0].images == 2 and train.duplicates.across[0].images == 0
+    assert train.duplicates.across[0].split == "test"
     everything = describe_data(f"{photos}:all")
-    assert everything["duplicates"]["within"] == {"all": 2} and everything["duplicates"]["across"] == []
+    assert everything.duplicates.within == {"all": 2} and everything.duplicates.across == []
 
 
 def test_slices_and_shots_are_of_each_split(photos: Path) -> None:
-    assert [part["images"] for part in describe_data(f"{photos}[:50%]")["splits"]] == [4, 1]
-    assert [part["images"] for part in describe_data(f"{photos}[1shot,seed=3]")["splits"]] == [2, 2]
+    assert [part.images for part in describe_data(f"{photos}[:50%]").splits] == [4, 1]
+    assert [part.images for part in describe_data(f"{photos}[1shot,seed=3]").splits] == [2, 2]
     with pytest.raises(InputError, match="seed= chooses shots or shuffles a slice, and there is neither"):
         describe_data(f"{photos}[seed=3]")
 
@@ -163,22 +164,22 @@ def test_data_without_a_split_is_looked_at_as_it_will_be_split(tmp_path: Path) -
         save(draw(number), tmp_path / f"a/{number}.png")
     shutil.copy(tmp_path / "a/0.png", tmp_path / "a/copy.png")
     report = describe_data(str(tmp_path))
-    assert [part["images"] for part in report["splits"]] == [17, 2, 2]
-    assert all(pair["images"] == 0 for pair in report["duplicates"]["across"])
-    assert len(report["duplicates"]["groups"]) == 1
+    assert [part.images for part in report.splits] == [17, 2, 2]
+    assert all(pair.images == 0 for pair in report.duplicates.across)
+    assert len(report.duplicates.groups) == 1
     few = tmp_path / "few"
     save(draw(1), few / "a/1.png")
     save(draw(2), few / "a/2.png")
-    assert [part["split"] for part in describe_data(str(few))["splits"]] == ["train", "test"]
+    assert [part.split for part in describe_data(str(few)).splits] == ["train", "test"]
 
 
 def test_images_limits_what_is_read_and_says_so(photos: Path) -> None:
     told: list[tuple[int, int]] = []
     report = describe_data(str(photos), images=3, progress=lambda done, total: told.append((done, total)))
-    train, test = report["splits"]
-    assert (train["images"], train["read"], test["read"]) == (8, 3, 2)
-    assert train["classes"] == {"cat": 6, "dog": 2}
-    assert report["notes"][-1] == (
+    train, test = report.splits
+    assert (train.images, train.read, test.read) == (8, 3, 2)
+    assert train.classes == {"cat": 6, "dog": 2}
+    assert report.notes[-1] == (
         f"{photos}: read 3 of the 8 images of train, evenly spread: what can't be read and copies are of these alone"
     )
     assert told == [(number, 5) for number in range(1, 6)]
@@ -195,26 +196,26 @@ def test_images_of_another_set_are_found(photos: Path, tmp_path: Path) -> None:
     save(draw(3), bench / "train/pets/unasked.png")
     (bench / "test/pets/broken.png").write_bytes(b"")
     save(draw(8), photos / "train/dog/leak.png")
-    found = describe_data(str(photos), against=str(bench))["against"]
-    assert (found["data"], found["split"]) == (f"{bench}:test", "test")
-    assert (found["images"], found["read"], found["found"]) == (4, 3, 2)
-    assert found["unreadable"] == [{"image": f"{bench}/test/pets/broken.png", "reason": "it is empty"}]
-    both, same = found["matches"]
-    assert both["image"] == f"{bench}/test/pets/both.png" and both["classes"] == ["pets"]
-    assert [(member["split"], member["image"]) for member in both["found"]] == [
+    found = describe_data(str(photos), against=str(bench)).against
+    assert (found.data, found.split) == (f"{bench}:test", "test")
+    assert (found.images, found.read, found.found) == (4, 3, 2)
+    assert found.unreadable == [(f"{bench}/test/pets/broken.png", "it is empty")]
+    both, same = found.matches
+    assert both.image == f"{bench}/test/pets/both.png" and both.classes == ["pets"]
+    assert [(member.split, member.image) for member in both.found] == [
         ("train", f"{photos}/train/dog/leak.png"),
         ("test", f"{photos}/test/cat/8.png"),
     ]
-    assert [member["image"] for member in same["found"]] == [f"{photos}/train/cat/2.png"]
-    assert describe_data(f"{photos}:test", against=f"{bench}:train")["against"]["found"] == 0
-    assert describe_data(f"{photos}:test", against=str(bench))["against"]["found"] == 1
+    assert [member.image for member in same.found] == [f"{photos}/train/cat/2.png"]
+    assert describe_data(f"{photos}:test", against=f"{bench}:train").against.found == 0
+    assert describe_data(f"{photos}:test", against=str(bench)).against.found == 1
 
 
 def test_pixels_that_are_no_files_have_no_format() -> None:
     report = describe_data("digits:test")
-    [test] = report["splits"]
-    assert (test["images"], test["height"]["max"], test["formats"]) == (382, 8, {"array": 382})
-    assert report["compared"] == ["train", "val"]
+    [test] = report.splits
+    assert (test.images, test.height.max, test.formats) == (382, 8, {"array": 382})
+    assert report.compared == ["train", "val"]
 
 
 def test_images_with_several_labels_count_for_each(tmp_path: Path) -> None:
@@ -224,11 +225,11 @@ def test_images_with_several_labels_count_for_each(tmp_path: Path) -> None:
         "image_path,label,split\n0.png,a;b,train\n1.png,b,train\n2.png,,train\n0.png,b,test\n"
     )
     report = describe_data(f"{tmp_path}/t.csv", out=tmp_path / "sheet.png")
-    train = report["splits"][0]
-    assert (train["images"], train["labels"], train["classes"]) == (3, 3, {"a": 1, "b": 2})
-    assert (train["several_labels"], train["unlabelled"]) == (True, 1)
-    assert [member["classes"] for member in report["duplicates"]["groups"][0]] == [["a", "b"], ["b"]]
-    assert report["duplicates"]["with_different_classes"] == 1
+    train = report.splits[0]
+    assert (train.images, train.labels, train.classes) == (3, 3, {"a": 1, "b": 2})
+    assert (train.several_labels, train.unlabelled) == (True, 1)
+    assert [member.classes for member in report.duplicates.groups[0]] == [["a", "b"], ["b"]]
+    assert report.duplicates.with_different_classes == 1
 
 
 def test_an_error_of_a_later_split_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +254,7 @@ def test_a_split_that_cannot_be_opened_does_not_hide_the_others(photos: Path) ->
     fault = f"{photos}/test/bird/20.png has class 'bird', which {photos}/train lacks; add it there"
     for spec in (str(photos), f"{photos}:train"):
         report = describe_data(spec)
-        assert [part["split"] for part in report["splits"]] == ["train"] and report["faults"] == [fault]
+        assert [part.split for part in report.splits] == ["train"] and report.faults == [fault]
     with pytest.raises(InputError, match="has class 'bird'"):
         describe_data(f"{photos}:test")
 
@@ -267,7 +268,7 @@ def test_a_split_with_too_few_images_is_left_out(tmp_path: Path) -> None:
 def test_the_sheet_has_a_row_for_each_class(photos: Path, tmp_path: Path) -> None:
     (photos / "train/dog/7.png").write_bytes(b"")
     path = tmp_path / "sheet.png"
-    assert describe_data(str(photos), out=path)["sheet"] == str(path)
+    assert describe_data(str(photos), out=path).sheet == str(path)
     with Image.open(path) as image:
         width = 2 * sheets.MARGIN + sheets.NAMES + sheets.TILES * (sheets.TILE + sheets.GAP) - sheets.GAP
         assert image.format == "PNG" and image.size == (
@@ -323,5 +324,5 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "cifar100"
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data/cifar100")
 def test_cifar_100_holds_copies() -> None:
-    found: dict[str, Any] = describe_data(str(SHARED))["duplicates"]
-    assert found["across"] == [{"split": "test", "in": "train", "images": 10}]
+    found: dict[str, Any] = describe_data(str(SHARED)).duplicates
+    assert found.across == [Overlap("test", "train", 10)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitkit.cli.options import Json, Overwrite
 from vitkit.cli.output import note, print_json, print_line, print_table
 from vitkit.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from vitkit.data.report import Comparison, DataReport, Duplicates, Match, NamedImage, SplitReport
 
 MOST_LINES = 5
 
@@ -39,34 +42,33 @@ def data(
 
     with progress_bar("reading") as progress:
         report = examine(spec, against=against, images=images, out=out, force=force, progress=progress)
-    for line in report["notes"]:
+    for line in report.notes:
         note(line)
     if json:
-        print_json(report)
+        print_json(report.to_json())
     else:
         print_report(report)
-        note(f"contact sheet: {report['sheet']}" if out else "--out FILE.png draws a contact sheet")
-    unreadable = sum(len(part["unreadable"]) for part in [*report["splits"], report["against"]] if part)
-    for fault in report["faults"]:
+        note(f"contact sheet: {report.sheet}" if out else "--out FILE.png draws a contact sheet")
+    for fault in report.faults:
         note(f"can't be opened: {fault}")
-    if unreadable:
-        note(f"{unreadable:,} {'image' if unreadable == 1 else 'images'} can't be read")
-    if unreadable or report["faults"]:
+    if count := report.num_unreadable:
+        note(f"{count:,} {'image' if count == 1 else 'images'} can't be read")
+    if count or report.faults:
         raise typer.Exit(1)
 
 
-def print_report(report: dict[str, Any]) -> None:
-    splits = report["splits"]
+def print_report(report: DataReport) -> None:
+    splits = report.splits
     print_table(
-        report["data"],
+        report.data,
         ["split", "images", "classes", "smallest class", "largest class", "balance"],
         [
             [
-                part["split"],
-                f"{part['images']:,}",
-                f"{sum(count > 0 for count in part['classes'].values()):,}",
-                *(f"{part[end]['class']}: {part[end]['images']:,}" for end in ("smallest", "largest")),
-                f"{part['balance']:.3f}",
+                part.split,
+                f"{part.images:,}",
+                f"{sum(count > 0 for count in part.classes.values()):,}",
+                *(f"{end.name}: {end.images:,}" for end in (part.smallest, part.largest)),
+                f"{part.balance:.3f}",
             ]
             for part in splits
         ],
@@ -77,13 +79,13 @@ def print_report(report: dict[str, Any]) -> None:
         ["split", "read", "unreadable", "min", "median", "max", "modes", "formats"],
         [
             [
-                part["split"],
-                f"{part['read']:,}",
-                f"{len(part['unreadable']):,}",
+                part.split,
+                f"{part.read:,}",
+                f"{len(part.unreadable):,}",
                 *(size(part, end) for end in ("min", "median", "max")),
                 *(
-                    ", ".join(f"{name} {count:,}" for name, count in part[kind].items())
-                    for kind in ("modes", "formats")
+                    ", ".join(f"{name} {count:,}" for name, count in counts.items())
+                    for counts in (part.modes, part.formats)
                 ),
             ]
             for part in splits
@@ -93,41 +95,38 @@ def print_report(report: dict[str, Any]) -> None:
         right=["read", "unreadable", "min", "median", "max"],
     )
     for part in splits:
-        if part["several_labels"]:
+        if part.several_labels:
             print_line(
-                f"{part['split']}: several labels an image, {part['labels'] / part['images']:.2f} on average; "
-                f"images without any: {part['unlabelled']:,}"
+                f"{part.split}: several labels an image, {part.labels / part.images:.2f} on average; "
+                f"images without any: {part.unlabelled:,}"
             )
     print_some(
-        [entry for part in [*splits, report["against"]] if part for entry in part["unreadable"]],
-        lambda entry: f"can't be read: {entry['image']}: {entry['reason']}",
+        [entry for part in [*splits, report.against] if part for entry in part.unreadable],
+        lambda entry: f"can't be read: {entry.image}: {entry.reason}",
     )
-    print_duplicates(report["duplicates"])
-    if report["against"]:
-        print_matches(report["against"])
+    print_duplicates(report.duplicates)
+    if report.against:
+        print_matches(report.against)
 
 
-def print_duplicates(found: dict[str, Any]) -> None:
-    lines = [
-        (f"images of {pair['split']} that are also in {pair['in']}", pair["images"])
-        for pair in found["across"]
-    ]
+def print_duplicates(found: Duplicates) -> None:
+    lines = [(f"images of {pair.split} that are also in {pair.other}", pair.images) for pair in found.across]
     lines += [
-        (f"images of {split} that repeat another of it", count) for split, count in found["within"].items()
+        (f"images of {split} that repeat another of it", count) for split, count in found.within.items()
     ]
-    lines.append(("pictures that are in several classes", found["with_different_classes"]))
-    if not found["groups"]:
+    lines.append(("pictures that are in several classes", found.with_different_classes))
+    if not found.groups:
         print_line("copies: none")
     for words, count in lines:
         if count:
             print_line(f"{words}: {count:,}")
-    leaks_first = sorted(found["groups"], key=lambda group: len({member["split"] for member in group}) == 1)
+    leaks_first = sorted(found.groups, key=lambda group: len({member.split for member in group}) == 1)
     print_some(leaks_first, lambda group: "  " + same(group))
 
 
-def print_matches(found: dict[str, Any]) -> None:
-    print_line(f"images of {found['data']} that are here: {found['found']:,} of {found['read']:,}")
-    print_some(found["matches"], lambda match: "  " + same([match, *match["found"]]))
+def print_matches(found: Comparison) -> None:
+    print_line(f"images of {found.data} that are here: {found.found:,} of {found.read:,}")
+    print_some(found.matches, lambda match: "  " + same([match, *match.found]))
 
 
 def print_some(entries: list[Any], say: Callable[[Any], str]) -> None:
@@ -137,10 +136,10 @@ def print_some(entries: list[Any], say: Callable[[Any], str]) -> None:
         print_line(f"  and {len(entries) - MOST_LINES:,} more; --json names all")
 
 
-def same(images: list[dict[str, Any]]) -> str:
+def same(images: Sequence[NamedImage | Match]) -> str:
     more = f" and {len(images) - MOST_LINES:,} more" if len(images) > MOST_LINES else ""
-    return " = ".join(entry["image"] for entry in images[:MOST_LINES]) + more
+    return " = ".join(entry.image for entry in images[:MOST_LINES]) + more
 
 
-def size(part: dict[str, Any], end: str) -> str:
-    return f"{part['height'][end]}x{part['width'][end]}" if part["height"] else ""
+def size(part: SplitReport, end: str) -> str:
+    return f"{getattr(part.height, end)}x{getattr(part.width, end)}" if part.height else ""

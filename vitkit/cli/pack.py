@@ -46,32 +46,32 @@ def pack(
     except KeyboardInterrupt:
         note(f"stopped; the same command goes on{', without --force' if force else ''}")
         raise
-    for line in result["notes"]:
+    for line in result.notes:
         note(line)
-    if result["resumed_shards"]:
-        note(f"{result['resumed_shards']:,} of {result['shards']:,} shards were there already")
+    if result.resumed_shards:
+        note(f"{result.resumed_shards:,} of {result.shards:,} shards were there already")
     if json:
-        print_json(result)
+        print_json(result.to_json())
     else:
         numbers = ["shards", "images", "made smaller", "MB"]
         rows = [
             [
-                part["split"],
-                f"{part['shards']:,}",
-                f"{part['images']:,}",
-                f"{part['shrunk']:,}",
-                f"{part['bytes'] / 1e6:,.1f}",
+                part.split,
+                f"{part.shards:,}",
+                f"{part.images:,}",
+                f"{part.shrunk:,}",
+                f"{part.bytes / 1e6:,.1f}",
             ]
-            for part in result["splits"]
+            for part in result.splits
         ]
         print_table(
-            f"{result['target']}: {to}, shorter side {size}, JPEG {quality}",
+            f"{result.target}: {to}, shorter side {size}, JPEG {quality}",
             ["split", *numbers],
             rows,
             right=numbers,
         )
-    for entry in result["unreadable"]:
-        note(f"left out {entry['image']}: {entry['reason']}")
-    if count := len(result["unreadable"]):
+    for entry in result.unreadable:
+        note(f"left out {entry.image}: {entry.reason}")
+    if count := len(result.unreadable):
         note(f"{count:,} images were left out" if count > 1 else "1 image was left out")
         raise typer.Exit(1)

@@ -16,6 +16,7 @@ from vitkit.data.sources.vtab import PREFIX as VTAB
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import MADE, Default, choose_split, group_files, listed, made_splits
 from vitkit.errors import InputError, did_you_mean
+from vitkit.notes import Note
 
 Data = str | os.PathLike[str] | DataSpec | Source
 "What verbs take: a DATA string, a path, or a source that is open already."
@@ -53,6 +54,7 @@ def open_data(
         spec = as_spec(data)
         check_items(spec)
         source = take(_open(spec, default, classes, labelled), spec)
+        source.notes = tuple(note if isinstance(note, Note) else Note(note, "data") for note in source.notes)
         source.spec = replace(spec, split=source.split)
     if source.faults and not tolerate:
         raise InputError(source.faults[0])
@@ -187,7 +189,7 @@ def _open_files(
     )
 
 
-def _incomplete(files: Sequence[str]) -> Iterator[str]:
+def _incomplete(files: Sequence[str]) -> Iterator[Note]:
     """Yield a note for each folder of shards whose packing was stopped, or of which shards are gone."""
     for folder in sorted({os.path.dirname(file) for file in files if os.path.isfile(file)}):
         try:
@@ -198,7 +200,7 @@ def _incomplete(files: Sequence[str]) -> Iterator[str]:
         gone = [name for name in shards if not os.path.exists(os.path.join(folder, name))]
         what = f"without {listed(gone)}" if gone else "" if is_complete else "not packed to the end"
         if what:
-            yield f"{folder or '.'}: {what}, images are missing; the same `vit pack` goes on"
+            yield Note(f"{folder or '.'}: {what}, images are missing; the same `vit pack` goes on", "warning")
 
 
 def _open_built_in(spec: DataSpec, default: Default) -> Source:

@@ -7,8 +7,9 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from vitkit.data.splits import MADE
 from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError
 from vitkit.files import written_whole
+from vitkit.results import Result, as_json
 
 Format = Literal["tar", "parquet"]
 ROW_GROUP = 100
@@ -60,6 +62,56 @@ class Shard(NamedTuple):
     indices: np.ndarray
 
 
+@dataclass(frozen=True)
+class PackSettings(Result):
+    """What decides the content of shards."""
+
+    to: Format
+    size: int
+    quality: int
+    images_per_shard: int
+
+
+@dataclass(frozen=True)
+class ShardRecord(Result):
+    """What the manifest keeps of a shard that is written."""
+
+    split: str
+    images: int
+    shrunk: int
+    bytes: int
+    unreadable: tuple[Unreadable, ...]
+
+
+@dataclass(frozen=True)
+class PackedSplit(Result):
+    """The shards of one split."""
+
+    split: str
+    shards: int
+    images: int
+    shrunk: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PackResult(Result):
+    """What a folder of shards holds."""
+
+    source: str
+    target: str
+    to: Format
+    size: int
+    quality: int
+    images_per_shard: int
+    num_classes: int
+    splits: list[PackedSplit]
+    shards: int
+    resumed_shards: int
+    unreadable: list[Unreadable]
+    notes: list[str]
+
+
 def pack(
     source: str | os.PathLike[str] | DataSpec,
     target: str | os.PathLike[str],
@@ -71,7 +123,7 @@ def pack(
     bad_images: BadImages = "error",
     force: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> PackResult:
     """Write each split of a source into shards of a folder, and return what is there.
 
     size: the shorter side that larger images get; others keep their pixels.
@@ -88,12 +140,14 @@ def pack(
         notes.append(
             "classes are named by numbers that are not their places: labels are names in .txt, not in .cls"
         )
-    settings = {"to": to, "size": size, "quality": quality, "images_per_shard": images_per_shard}
+    settings = PackSettings(to, size, quality, images_per_shard)
     content = {part.split: fingerprint(part) for part in sources}
-    manifest = {"source": str(spec), "settings": settings, "content": content, "complete": False}
+    manifest = {"source": str(spec), "settings": settings.to_json(), "content": content, "complete": False}
     lines = _lines(names)
     with _alone_in(folder):
-        records = _start(folder, manifest, lines, force)
+        records = {
+            name: _read_record(found) for name, found in _start(folder, manifest, lines, force).items()
+        }
         resumed = len(records)
         for entry in _unreadable(records):
             _refuse(entry, bad_images)
@@ -108,20 +162,23 @@ def pack(
 
         for shard in todo:
             records[shard.name] = _write(shard, folder, settings, bad_images, step)
-            _write_manifest(folder, {**manifest, "shards": records})
+            _write_manifest(folder, {**manifest, "shards": as_json(records)})
         records = dict(sorted(records.items()))
-        _write_manifest(folder, {**manifest, "complete": True, "shards": records})
-    return {
-        "source": str(spec),
-        "target": str(folder),
-        **settings,
-        "num_classes": len(names),
-        "splits": [_sum(part.split, records) for part in sources],
-        "shards": len(records),
-        "resumed_shards": resumed,
-        "unreadable": [entry._asdict() for entry in _unreadable(records)],
-        "notes": notes,
-    }
+        _write_manifest(folder, {**manifest, "complete": True, "shards": as_json(records)})
+    return PackResult(
+        source=str(spec),
+        target=str(folder),
+        to=to,
+        size=size,
+        quality=quality,
+        images_per_shard=images_per_shard,
+        num_classes=len(names),
+        splits=[_sum(part.split, records.values()) for part in sources],
+        shards=len(records),
+        resumed_shards=resumed,
+        unreadable=_unreadable(records),
+        notes=notes,
+    )
 
 
 def shrink(picture: Picture, size: int, quality: int) -> Packed:
@@ -186,7 +243,7 @@ def write_parquet(path: Path, rows: Iterable[Row], class_names: Sequence[str]) -
     with ParquetWriter(
         path, schema, compression="none", use_dictionary=False, write_statistics=False
     ) as writer:
-        group: list[dict[str, Any]] = []
+        group: list[dict[str, object]] = []
 
         def flush() -> None:
             if group:
@@ -359,8 +416,8 @@ def _check_same(found: dict[str, Any], manifest: dict[str, Any], folder: Path) -
 
 
 def _write(
-    shard: Shard, folder: Path, settings: dict[str, Any], bad_images: BadImages, step: Callable[[], None]
-) -> dict[str, Any]:
+    shard: Shard, folder: Path, settings: PackSettings, bad_images: BadImages, step: Callable[[], None]
+) -> ShardRecord:
     """Write one shard and return its record."""
     source, images, shrunk = shard.source, 0, 0
     unreadable: list[Unreadable] = []
@@ -368,7 +425,7 @@ def _write(
     def rows() -> Iterator[Row]:
         nonlocal images, shrunk
         for index, result in work_through(
-            source, shard.indices, lambda picture: shrink(picture, settings["size"], settings["quality"])
+            source, shard.indices, lambda picture: shrink(picture, settings.size, settings.quality)
         ):
             if isinstance(result, Unreadable):
                 _refuse(result, bad_images)
@@ -381,14 +438,8 @@ def _write(
 
     path = folder / shard.name
     with written_whole(path) as part:
-        WRITERS[settings["to"]](part, rows(), source.class_names)
-    return {
-        "split": source.split,
-        "images": images,
-        "shrunk": shrunk,
-        "bytes": path.stat().st_size,
-        "unreadable": [entry._asdict() for entry in unreadable],
-    }
+        WRITERS[settings.to](part, rows(), source.class_names)
+    return ShardRecord(source.split, images, shrunk, path.stat().st_size, tuple(unreadable))
 
 
 def _refuse(entry: Unreadable, bad_images: BadImages) -> None:
@@ -398,14 +449,19 @@ def _refuse(entry: Unreadable, bad_images: BadImages) -> None:
         )
 
 
-def _unreadable(records: dict[str, Any]) -> list[Unreadable]:
-    return [Unreadable(**entry) for record in records.values() for entry in record["unreadable"]]
+def _read_record(found: dict[str, Any]) -> ShardRecord:
+    """Return a record as the manifest holds it."""
+    return ShardRecord(**{**found, "unreadable": tuple(Unreadable(**entry) for entry in found["unreadable"])})
 
 
-def _sum(split: str, records: dict[str, Any]) -> dict[str, Any]:
-    parts = [record for record in records.values() if record["split"] == split]
-    counts = {name: sum(record[name] for record in parts) for name in ("images", "shrunk", "bytes")}
-    return {"split": split, "shards": len(parts), **counts}
+def _unreadable(records: Mapping[str, ShardRecord]) -> list[Unreadable]:
+    return [entry for record in records.values() for entry in record.unreadable]
+
+
+def _sum(split: str, records: Iterable[ShardRecord]) -> PackedSplit:
+    own = [record for record in records if record.split == split]
+    images, shrunk = sum(record.images for record in own), sum(record.shrunk for record in own)
+    return PackedSplit(split, len(own), images, shrunk, sum(record.bytes for record in own))
 
 
 def _numbers_mislead(class_names: Sequence[str]) -> bool:

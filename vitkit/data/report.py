@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -22,6 +22,8 @@ from vitkit.data.sources.source import Picture, Source, count_classes, spread
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError
+from vitkit.notes import Note
+from vitkit.results import Result
 
 
 class Look(NamedTuple):
@@ -36,8 +38,117 @@ class Look(NamedTuple):
     format: str
 
 
+@dataclass(frozen=True)
+class ClassSize(Result):
+    """A class and how many images it has."""
+
+    name: str = field(metadata={"json": "class"})
+    images: int
+
+
+@dataclass(frozen=True)
+class Range(Result):
+    """The smallest, the middle and the largest of some numbers."""
+
+    min: int
+    median: int
+    max: int
+
+
+@dataclass(frozen=True)
+class SplitReport(Result):
+    """What is in one split."""
+
+    split: str
+    images: int
+    labels: int
+    several_labels: bool
+    unlabelled: int
+    classes: dict[str, int]
+    smallest: ClassSize
+    largest: ClassSize
+    balance: float
+    "1 for classes of one size, 0 for one class alone."
+    read: int
+    unreadable: list[Unreadable]
+    height: Range | None
+    width: Range | None
+    modes: dict[str, int]
+    formats: dict[str, int]
+
+
+@dataclass(frozen=True)
+class NamedImage(Result):
+    """An image, by where it is."""
+
+    split: str
+    image: str
+    classes: list[str]
+
+
+@dataclass(frozen=True)
+class Overlap(Result):
+    """How many images of a split are in another too."""
+
+    split: str
+    other: str = field(metadata={"json": "in"})
+    images: int
+
+
+@dataclass(frozen=True)
+class Duplicates(Result):
+    """Images with the same pixels."""
+
+    within: dict[str, int]
+    across: list[Overlap]
+    with_different_classes: int
+    groups: list[list[NamedImage]]
+
+
+@dataclass(frozen=True)
+class Match(Result):
+    """An image of another set, and its copies here."""
+
+    image: str
+    classes: list[str]
+    found: list[NamedImage]
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """Which images of another set are here."""
+
+    data: str
+    split: str
+    images: int
+    read: int
+    unreadable: list[Unreadable]
+    found: int
+    matches: list[Match]
+
+
+@dataclass(frozen=True)
+class DataReport(Result):
+    """What is in a data set."""
+
+    data: str
+    num_classes: int
+    splits: list[SplitReport]
+    faults: list[str]
+    compared: list[str]
+    duplicates: Duplicates
+    against: Comparison | None
+    sheet: str | None
+    notes: list[str]
+
+    @property
+    def num_unreadable(self) -> int:
+        """Images that can't be read, of these splits and of what they were compared with."""
+        return sum(len(part.unreadable) for part in (*self.splits, self.against) if part)
+
+
 @dataclass
-class Part:
+class Reading:
     """A split and what its images turned out to be."""
 
     source: Source
@@ -57,7 +168,7 @@ def describe_data(
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> DataReport:
     """Read every image of a data set and return what was found.
 
     against: another set, whose images are looked for in this one.
@@ -71,7 +182,7 @@ def describe_data(
     opened, faults = _open(spec)
     faults += [fault for source, is_shown in opened if is_shown for fault in source.faults]
     parts = [
-        Part(source, is_shown, spread(len(source), images or len(source))) for source, is_shown in opened
+        Reading(source, is_shown, spread(len(source), images or len(source))) for source, is_shown in opened
     ]
     shown = [part for part in parts if part.is_shown]
     other = None
@@ -79,22 +190,22 @@ def describe_data(
         against = as_spec(against)
         source = open_data(against, default="measure", tolerate=True)
         against = replace(against, split=source.split)
-        other = Part(source, False, spread(len(source), images or len(source)))
+        other = Reading(source, False, spread(len(source), images or len(source)))
     everything = [*parts, other] if other else parts
     _read(everything, progress)
     if sheet is not None:
         write_sheet(shown[0].source, sheet)
-    return {
-        "data": str(spec),
-        "num_classes": shown[0].source.num_classes,
-        "splits": [_describe(part) for part in shown],
-        "faults": faults,
-        "compared": [part.source.split for part in parts if not part.is_shown],
-        "duplicates": _duplicates(parts),
-        "against": other and _found(other, shown, str(against)),
-        "sheet": None if sheet is None else str(sheet),
-        "notes": _notes(everything),
-    }
+    return DataReport(
+        data=str(spec),
+        num_classes=shown[0].source.num_classes,
+        splits=[_describe(part) for part in shown],
+        faults=faults,
+        compared=[part.source.split for part in parts if not part.is_shown],
+        duplicates=_duplicates(parts),
+        against=None if other is None else _found(other, shown, str(against)),
+        sheet=None if sheet is None else str(sheet),
+        notes=_notes(everything),
+    )
 
 
 def _open(spec: DataSpec) -> tuple[list[tuple[Source, bool]], list[str]]:
@@ -113,7 +224,7 @@ def _open(spec: DataSpec) -> tuple[list[tuple[Source, bool]], list[str]]:
     return ([(asked, True), *others] if asked.split == "train" else [*others, (asked, True)]), faults
 
 
-def _read(parts: Sequence[Part], progress: Progress | None) -> None:
+def _read(parts: Sequence[Reading], progress: Progress | None) -> None:
     total, done = sum(len(part.indices) for part in parts), 0
     for part in parts:
         for index, look in work_through(part.source, part.indices, look_at):
@@ -144,28 +255,28 @@ def look_at(picture: Picture) -> Look:
     return Look(digest.digest(), height, width, mode, kind)
 
 
-def _describe(part: Part) -> dict[str, Any]:
+def _describe(part: Reading) -> SplitReport:
     source, looks = part.source, list(part.looks.values())
     counts = count_classes(source)
     classes = {name: int(count) for name, count in zip(source.class_names, counts, strict=True)}
     smallest, largest = min(classes, key=classes.__getitem__), max(classes, key=classes.__getitem__)
-    return {
-        "split": source.split,
-        "images": len(source),
-        "labels": int(counts.sum()),
-        "several_labels": source.has_several_labels,
-        "unlabelled": int(np.count_nonzero(~source.labels.any(1))) if source.has_several_labels else 0,
-        "classes": classes,
-        "smallest": {"class": smallest, "images": classes[smallest]},
-        "largest": {"class": largest, "images": classes[largest]},
-        "balance": _balance(counts),
-        "read": len(looks),
-        "unreadable": [entry._asdict() for entry in part.unreadable],
-        "height": _range([look.height for look in looks]),
-        "width": _range([look.width for look in looks]),
-        "modes": dict(Counter(look.mode for look in looks).most_common()),
-        "formats": dict(Counter(look.format for look in looks).most_common()),
-    }
+    return SplitReport(
+        split=source.split,
+        images=len(source),
+        labels=int(counts.sum()),
+        several_labels=source.has_several_labels,
+        unlabelled=int(np.count_nonzero(~source.labels.any(1))) if source.has_several_labels else 0,
+        classes=classes,
+        smallest=ClassSize(smallest, classes[smallest]),
+        largest=ClassSize(largest, classes[largest]),
+        balance=_balance(counts),
+        read=len(looks),
+        unreadable=part.unreadable,
+        height=_range([look.height for look in looks]),
+        width=_range([look.width for look in looks]),
+        modes=dict(Counter(look.mode for look in looks).most_common()),
+        formats=dict(Counter(look.format for look in looks).most_common()),
+    )
 
 
 def _balance(counts: np.ndarray) -> float:
@@ -176,14 +287,14 @@ def _balance(counts: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum() / np.log(len(counts)))
 
 
-def _range(values: Sequence[int]) -> dict[str, int] | None:
+def _range(values: Sequence[int]) -> Range | None:
     if not values:
         return None
     ordered = sorted(values)
-    return {"min": ordered[0], "median": ordered[(len(ordered) - 1) // 2], "max": ordered[-1]}
+    return Range(ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1])
 
 
-def _duplicates(parts: Sequence[Part]) -> dict[str, Any]:
+def _duplicates(parts: Sequence[Reading]) -> Duplicates:
     """Return the groups of images with the same pixels, with how many there are in each split and in two."""
     groups = [
         members
@@ -206,50 +317,47 @@ def _duplicates(parts: Sequence[Part]) -> dict[str, Any]:
             if counts[place]:
                 across[split, place] += counts[split]
         conflicts += len({tuple(_classes(part.source, index)) for part, index in members}) > 1
-    return {
-        "within": within,
-        "across": [
-            {"split": split, "in": place, "images": count} for (split, place), count in across.items()
-        ],
-        "with_different_classes": conflicts,
-        "groups": [[_name(part, index) for part, index in members] for members in groups],
-    }
+    return Duplicates(
+        within=within,
+        across=[Overlap(split, place, count) for (split, place), count in across.items()],
+        with_different_classes=conflicts,
+        groups=[[_name(part, index) for part, index in members] for members in groups],
+    )
 
 
-def _found(other: Part, parts: Sequence[Part], name: str) -> dict[str, Any]:
+def _found(other: Reading, parts: Sequence[Reading], name: str) -> Comparison:
     """Return the images of another set that are in these splits."""
     here = _by_digest(parts)
     matches = [
-        {
-            "image": other.source.where(index),
-            "classes": _classes(other.source, index),
-            "found": [_name(part, place) for part, place in here[look.digest]],
-        }
+        Match(
+            image=other.source.where(index),
+            classes=_classes(other.source, index),
+            found=[_name(part, place) for part, place in here[look.digest]],
+        )
         for index, look in other.looks.items()
         if look.digest in here
     ]
-    return {
-        "data": name,
-        "split": other.source.split,
-        "images": len(other.source),
-        "read": len(other.looks),
-        "unreadable": [entry._asdict() for entry in other.unreadable],
-        "found": len(matches),
-        "matches": matches,
-    }
+    return Comparison(
+        data=name,
+        split=other.source.split,
+        images=len(other.source),
+        read=len(other.looks),
+        unreadable=other.unreadable,
+        found=len(matches),
+        matches=matches,
+    )
 
 
-def _by_digest(parts: Iterable[Part]) -> dict[bytes, list[tuple[Part, int]]]:
-    found: dict[bytes, list[tuple[Part, int]]] = {}
+def _by_digest(parts: Iterable[Reading]) -> dict[bytes, list[tuple[Reading, int]]]:
+    found: dict[bytes, list[tuple[Reading, int]]] = {}
     for part in parts:
         for index, look in part.looks.items():
             found.setdefault(look.digest, []).append((part, index))
     return found
 
 
-def _name(part: Part, index: int) -> dict[str, Any]:
-    source = part.source
-    return {"split": source.split, "image": source.where(index), "classes": _classes(source, index)}
+def _name(part: Reading, index: int) -> NamedImage:
+    return NamedImage(part.source.split, part.source.where(index), _classes(part.source, index))
 
 
 def _classes(source: Source, index: int) -> list[str]:
@@ -257,15 +365,16 @@ def _classes(source: Source, index: int) -> list[str]:
     return [source.class_names[label] for label in labels]
 
 
-def _notes(parts: Sequence[Part]) -> list[str]:
+def _notes(parts: Sequence[Reading]) -> list[str]:
     notes = [note for part in parts for note in part.source.notes]
     for part in parts:
         source = part.source
         if len(part.indices) < len(source):
-            notes.append(
+            text = (
                 f"{source.name}: read {len(part.indices):,} of the {len(source):,} images of {source.split}, evenly "
                 "spread: what can't be read and copies are of these alone"
             )
+            notes.append(Note(text, "warning"))
     return list(dict.fromkeys(notes))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError, did_you_mean
 from vitkit.files import check_regular
+from vitkit.notes import Note
 
 # What `read` gives: a file, its bytes, or pixels (height, width, channels) of type uint8.
 Picture = str | os.PathLike[str] | bytes | np.ndarray
@@ -215,7 +216,8 @@ def take(source: Source, spec: DataSpec) -> Source:
     part = Subset(source, indices)
     lost = int(np.count_nonzero(_present(source) & ~_present(part)))
     if lost:
-        part.notes += (f"'{spec}' leaves no image of {lost} of the {source.num_classes} classes",)
+        text = f"'{spec}' leaves no image of {lost} of the {source.num_classes} classes"
+        part.notes += (Note(text, "warning"),)
     return part
 
 
@@ -256,7 +258,8 @@ def match_classes(source: Source, classes: Sequence[str]) -> Source:
     matched.labels, matched.class_names = labels, names
     absent = len(names) - int(present.sum())
     if absent:
-        matched.notes += (f"{source.name}: no image of {absent} of the {len(names)} classes",)
+        text = f"{source.name}: no image of {absent} of the {len(names)} classes"
+        matched.notes += (Note(text, "data"),)
     return matched
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,13 +73,17 @@ def _caltech(data: Any) -> Content:
     return Content(paths, data.y, tuple(data.categories))
 
 
+Arguments = Mapping[str, str | bool]
+"What torchvision's class takes: split='test', or train=False."
+
+
 @dataclass(frozen=True)
 class DataSet:
     """A row of the table."""
 
     kind: str
     "Its class in torchvision.datasets."
-    splits: dict[str, dict[str, Any]]
+    splits: dict[str, Arguments]
     "Our name of each split -> torchvision's arguments; none where torchvision has no splits, and one is made."
     size: str
     "What a download takes; empty where torchvision can't."
@@ -87,9 +91,13 @@ class DataSet:
     "Where its object keeps images, labels and names; None for PCAM, which is read from its HDF5 files."
 
 
-_TRAIN_TEST = {"train": {"split": "train"}, "test": {"split": "test"}}
-_THREE = {"train": {"split": "train"}, "val": {"split": "val"}, "test": {"split": "test"}}
-_FLAG = {"train": {"train": True}, "test": {"train": False}}
+_TRAIN_TEST: dict[str, Arguments] = {"train": {"split": "train"}, "test": {"split": "test"}}
+_THREE: dict[str, Arguments] = {
+    "train": {"split": "train"},
+    "val": {"split": "val"},
+    "test": {"split": "test"},
+}
+_FLAG: dict[str, Arguments] = {"train": {"train": True}, "test": {"train": False}}
 
 DATA_SETS: dict[str, DataSet] = {
     "aircraft": DataSet("FGVCAircraft", {**_THREE, "trainval": {"split": "trainval"}}, "2.8 GB", _files),
@@ -180,7 +188,7 @@ def open_vision(spec: DataSpec, default: Default) -> Source:
     return made
 
 
-def _every(row: DataSet) -> list[dict[str, Any]]:
+def _every(row: DataSet) -> list[Arguments]:
     return [arguments for split, arguments in row.splits.items() if split != "trainval"]
 
 
@@ -193,7 +201,7 @@ def _join(name: str, split: str, parts: list[Content]) -> Source:
     return Files(name, split, class_names, labels, [path for part in parts for path in part.images])
 
 
-def _load(spec: DataSpec, row: DataSet, arguments: dict[str, Any]) -> Any:
+def _load(spec: DataSpec, row: DataSet, arguments: Arguments) -> Any:
     """Return torchvision's object for a split."""
     from torchvision import datasets
 
