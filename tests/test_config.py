@@ -368,6 +368,10 @@ def test_wrong_sections_are_refused(settings: dict[str, Any], message: str) -> N
         ("2026-02-03", "2026-02-03"),
         ("2026-02-30", "2026-02-30"),
         ("0b_", "0b_"),
+        (".inf", ".inf"),
+        ("1e999", "1e999"),
+        ("!!bool x", "!!bool x"),
+        ("!!float x", "!!float x"),
         ("9" * 5000, "9" * 5000),
         ("0x" + "f" * 5000, "0x" + "f" * 5000),
         ("[" * 3000, "[" * 3000),
@@ -390,6 +394,7 @@ def test_values_of_changes(text: str, value: Any) -> None:
         ("a: " + "[" * 3000 + "]" * 3000, "here: nested more than 50 levels deep"),
         ("a: " + "[" * 60 + "]" * 60, "here: nested more than 50 levels deep"),
         ("a: &a {b: *a}", "here: nested more than 50 levels deep"),
+        ("a: .nan", "here, line 1: '.nan' is no number, or too large"),
         ("a: \x1b", "here: unacceptable character #x001b: special characters are not allowed"),
         (
             "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
@@ -400,7 +405,7 @@ def test_values_of_changes(text: str, value: Any) -> None:
             "here: more than 100,000 values",
         ),
     ],
-    ids=["binary", "digits", "brackets", "levels", "circle", "escape", "aliases"],
+    ids=["binary", "digits", "brackets", "levels", "circle", "nan", "escape", "aliases"],
 )
 def test_hostile_yaml_is_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
@@ -459,6 +464,11 @@ def test_changes_reach_into_sections_and_leave_the_rest() -> None:
     assert after == {"a": {"b": 7, "c": {"d": 4}}, "e": "8=9", "f": {"g": 6}}
     assert before == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert merge(before, ["a={b: 2}"]) == {"a": {"b": 2}, "e": 3}
+
+
+def test_a_path_of_many_sections_is_refused() -> None:
+    with pytest.raises(InputError, match="nested more than 50 levels deep"):
+        merge({}, ["a." * 3000 + "a=1"])
 
 
 @pytest.mark.parametrize(

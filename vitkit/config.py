@@ -307,17 +307,20 @@ def _dialect() -> tuple[Any, Any]:
                 seen.add(str(key.value))
             return node
 
-        def construct_integer(self, node: Any) -> int:
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:
-                number = int(self.construct_yaml_int(node))
-            except ValueError:  # 0b_, or more digits than Python converts
-                number = None
-            if number is None or number.bit_length() > MOST_BITS:
+                value = super().construct_object(node, deep)
+            except (ValueError, KeyError):  # 0b_, !!bool x, or more digits than Python converts
+                value = math.nan
+            is_number = isinstance(value, int | float)
+            if is_number and (
+                value.bit_length() > MOST_BITS if isinstance(value, int) else not math.isfinite(value)
+            ):
                 problem = f"{shown(node.value)} is no number, or too large"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-            return number
+            return value
 
-    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_integer)
+    # Dates are no settings: a name may look like one, and even like one that there isn't.
     Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
 
     class Dumper(yaml.SafeDumper):
@@ -344,6 +347,8 @@ def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
             raise InputError(f"{shown(change)} is no setting; expected key=value, such as seed=1")
         value = _value(text)
         section, names = merged, path.strip().split(".")
+        if len(names) > MOST_LEVELS:
+            raise InputError(f"{shown(change)}: nested more than {MOST_LEVELS} levels deep")
         for name in names[:-1]:
             below = section.get(name)
             if below is None:

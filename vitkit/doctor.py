@@ -8,11 +8,13 @@ import platform
 import re
 import shutil
 import warnings
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from vitkit import __version__
+from vitkit.results import Result
 
 # Distributions whose module has another name.
 MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
@@ -20,20 +22,80 @@ MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 REQUIREMENT = re.compile(r"""([\w.-]+)[^;]*(?:;.*extra\s*==\s*["']([\w-]+)["'])?""")
 
 
-def doctor() -> dict[str, Any]:
-    """Return what `vit doctor --json` prints; `problems` is empty when all is well."""
+@dataclass(frozen=True)
+class Cpu(Result):
+    """The processor."""
+
+    name: str
+    cores: int | None
+    threads: int | None
+    "Threads that torch uses."
+
+
+@dataclass(frozen=True)
+class Gpu(Result):
+    """A CUDA device."""
+
+    name: str
+    memory_bytes: int
+    capability: str
+
+
+@dataclass(frozen=True)
+class Devices(Result):
+    """What models can run on."""
+
+    cpu: Cpu
+    cuda: tuple[Gpu, ...]
+    mps: bool
+
+
+@dataclass(frozen=True)
+class Extra(Result):
+    """An optional set of packages: their versions, None if missing."""
+
+    packages: dict[str, str | None]
+    missing: tuple[str, ...]
+    install: str
+
+
+@dataclass(frozen=True)
+class Cache(Result):
+    """Where weights from the hub are kept, the room left there, and whether downloads are switched off."""
+
+    folder: str | None
+    free_bytes: int | None
+    offline: bool | None
+
+
+@dataclass(frozen=True)
+class Findings(Result):
+    """What this machine offers; `problems` is empty when all is well."""
+
+    vitkit: str
+    python: str
+    platform: str
+    packages: dict[str, str | None]
+    devices: Devices
+    extras: dict[str, Extra]
+    cache: Cache
+    problems: tuple[str, ...]
+
+
+def doctor() -> Findings:
+    """Examine this machine."""
     problems: list[str] = []
     core, extras = requirements(problems)
-    return {
-        "vitkit": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: package(name, problems) for name in core},
-        "devices": devices(problems),
-        "extras": {extra: extra_state(extra, names) for extra, names in extras.items()},
-        "cache": cache(problems),
-        "problems": problems,
-    }
+    return Findings(
+        vitkit=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages={name: package(name, problems) for name in core},
+        devices=devices(problems),
+        extras={extra: extra_state(extra, names) for extra, names in extras.items()},
+        cache=cache(problems),
+        problems=tuple(problems),
+    )
 
 
 def requirements(problems: list[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -81,40 +143,30 @@ def import_or_note(module: str, problems: list[str]) -> Any:
         return None
 
 
-def extra_state(extra: str, names: list[str]) -> dict[str, Any]:
+def extra_state(extra: str, names: list[str]) -> Extra:
     versions = {name: version(name) for name in names}
-    missing = [name for name, found in versions.items() if found is None]
-    return {"packages": versions, "missing": missing, "install": f'pip install "vitkit[{extra}]"'}
+    missing = tuple(name for name, found in versions.items() if found is None)
+    return Extra(versions, missing, f'pip install "vitkit[{extra}]"')
 
 
-def devices(problems: list[str]) -> dict[str, Any]:
+def devices(problems: list[str]) -> Devices:
     """Return what models can run on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {
-        "cpu": {"name": cpu_name(), "cores": cores, "threads": None},
-        "cuda": [],
-        "mps": False,
-    }
     torch = import_or_note("torch", problems)
     if torch is None:
-        return found
-    found["cpu"]["threads"] = torch.get_num_threads()
+        return Devices(Cpu(cpu_name(), cores, None), (), False)
+    gpus: tuple[Gpu, ...] = ()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
-            found["cuda"] = [cuda_device(torch, index) for index in range(torch.cuda.device_count())]
+            gpus = tuple(cuda_device(torch, index) for index in range(torch.cuda.device_count()))
     problems += [str(warning.message).splitlines()[0] for warning in caught]
-    found["mps"] = torch.backends.mps.is_available()
-    return found
+    return Devices(Cpu(cpu_name(), cores, torch.get_num_threads()), gpus, torch.backends.mps.is_available())
 
 
-def cuda_device(torch: Any, index: int) -> dict[str, Any]:
+def cuda_device(torch: Any, index: int) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
-    return {
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "capability": f"{properties.major}.{properties.minor}",
-    }
+    return Gpu(properties.name, properties.total_memory, f"{properties.major}.{properties.minor}")
 
 
 def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
@@ -126,15 +178,11 @@ def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
     return platform.processor() or platform.machine()
 
 
-def cache(problems: list[str]) -> dict[str, Any]:
-    """Return where weights from the hub are kept, the room left there, and whether downloads are switched off."""
+def cache(problems: list[str]) -> Cache:
+    """Return what is known of the hub's cache."""
     constants = import_or_note("huggingface_hub.constants", problems)
     if constants is None:
-        return {"folder": None, "free_bytes": None, "offline": None}
+        return Cache(None, None, None)
     folder = Path(constants.HF_HUB_CACHE)
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    return {
-        "folder": str(folder),
-        "free_bytes": shutil.disk_usage(existing).free,
-        "offline": bool(constants.HF_HUB_OFFLINE),
-    }
+    return Cache(str(folder), shutil.disk_usage(existing).free, bool(constants.HF_HUB_OFFLINE))

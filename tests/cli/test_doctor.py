@@ -46,7 +46,7 @@ def test_json_is_what_python_returns(vit) -> None:
     answer = vit("doctor", "--json")
     found = json.loads(answer.out)
     assert (answer.status, answer.err) == (0, "")
-    assert found.keys() == doctor().keys()
+    assert found.keys() == doctor().to_json().keys()
     assert found["vitkit"] == vitkit.__version__
     assert found["packages"] == {"torch": metadata.version("torch"), "numpy": metadata.version("numpy")}
     assert found["devices"]["cpu"]["threads"] == torch.get_num_threads()
@@ -98,9 +98,9 @@ def test_a_copy_without_installation_is_reported(vit, monkeypatch: pytest.Monkey
 
 def test_a_cache_folder_to_be_made_has_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "not" / "yet"))
-    cache = doctor()["cache"]
-    assert cache["folder"] == str(tmp_path / "not" / "yet")
-    assert cache["free_bytes"] > 0
+    cache = doctor().cache
+    assert cache.folder == str(tmp_path / "not" / "yet")
+    assert cache.free_bytes > 0
 
 
 def test_a_driver_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_driver_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(metadata, "requires", lambda name: [])
     monkeypatch.setattr(torch.cuda, "is_available", warn)
-    assert doctor()["problems"] == ["the driver is too old"]
+    assert doctor().problems == ("the driver is too old",)
 
 
 def test_cpu_name(tmp_path: Path) -> None:

@@ -49,7 +49,23 @@ def test_epochs_need_not_be_whole_steps() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [-1, "-1", 1.5, True, None, "", " 5", "5 ", "1e3", "5 steps", "ten epochs", "10 epoch s", "10EP", "nan%"],
+    [
+        -1,
+        "-1",
+        1.5,
+        True,
+        None,
+        "",
+        " 5",
+        "5 ",
+        "1e3",
+        "5 steps",
+        "ten epochs",
+        "10 epoch s",
+        "10EP",
+        "nan%",
+        "9" * 18,
+    ],
 )
 def test_anything_else_is_refused(text: Any) -> None:
     with pytest.raises(InputError) as error:

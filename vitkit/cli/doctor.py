@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from vitkit.cli.options import Json
 from vitkit.cli.output import note, print_json, print_table
+
+if TYPE_CHECKING:
+    from vitkit.doctor import Findings
 
 
 def doctor(
@@ -21,37 +24,32 @@ def doctor(
         print_json(findings)
     else:
         print_findings(findings)
-    for problem in findings["problems"]:
+    for problem in findings.problems:
         note(f"problem: {problem}")
-    if findings["problems"]:
+    if findings.problems:
         raise typer.Exit(1)
 
 
-def print_findings(findings: dict[str, Any]) -> None:
+def print_findings(findings: Findings) -> None:
     gibibyte = 2**30
-    cpu, cuda, cache = findings["devices"]["cpu"], findings["devices"]["cuda"], findings["cache"]
-    facts = [(name, findings[name]) for name in ("vitkit", "python", "platform")]
-    facts += [(name, found or "missing") for name, found in findings["packages"].items()]
-    facts.append(("cpu", f"{cpu['name']}, {cpu['cores']} cores, torch uses {cpu['threads']} threads"))
+    devices, cpu, cache = findings.devices, findings.devices.cpu, findings.cache
+    facts = [["vitkit", findings.vitkit], ["python", findings.python], ["platform", findings.platform]]
+    facts += [[name, found or "missing"] for name, found in findings.packages.items()]
+    facts.append(["cpu", f"{cpu.name}, {cpu.cores} cores, torch uses {cpu.threads} threads"])
     facts += [
-        (
-            f"cuda:{index}",
-            f"{gpu['name']}, {gpu['memory_bytes'] / gibibyte:.0f} GiB, capability {gpu['capability']}",
-        )
-        for index, gpu in enumerate(cuda)
-    ] or [("cuda", "none")]
-    facts.append(("mps", "available" if findings["devices"]["mps"] else "none"))
-    if cache["folder"]:
-        facts.append(("cache folder", f"{cache['folder']}, {cache['free_bytes'] / gibibyte:.0f} GiB free"))
-        facts.append(
-            ("offline", "yes" if cache["offline"] else "no; HF_HUB_OFFLINE=1 switches downloads off")
-        )
-    print_table(None, ["what", "found"], [list(fact) for fact in facts])
+        [f"cuda:{index}", f"{gpu.name}, {gpu.memory_bytes / gibibyte:.0f} GiB, capability {gpu.capability}"]
+        for index, gpu in enumerate(devices.cuda)
+    ] or [["cuda", "none"]]
+    facts.append(["mps", "available" if devices.mps else "none"])
+    if cache.folder is not None and cache.free_bytes is not None:
+        facts.append(["cache folder", f"{cache.folder}, {cache.free_bytes / gibibyte:.0f} GiB free"])
+        facts.append(["offline", "yes" if cache.offline else "no; HF_HUB_OFFLINE=1 switches downloads off"])
+    print_table(None, ["what", "found"], facts)
     print_table(
         None,
         ["extra", "missing", "to install"],
         [
-            [extra, " ".join(state["missing"]) or "nothing", state["install"] if state["missing"] else ""]
-            for extra, state in findings["extras"].items()
+            [extra, " ".join(state.missing) or "nothing", state.install if state.missing else ""]
+            for extra, state in findings.extras.items()
         ],
     )

@@ -77,7 +77,7 @@ def inspect(
             announce=note,
         )
     if json:
-        print_json(result.to_json())
+        print_json(result)
     else:
         print_line(result.html)
         if result.attention_distance is None and "distance" not in result.undefined:

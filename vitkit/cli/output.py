@@ -9,6 +9,8 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, TextIO
 
+from vitkit.results import as_json
+
 # C0, DEL and C1, which move the cursor or change the terminal, and marks that reverse the order of text.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -49,8 +51,8 @@ class StandardOutput:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document; NaN and infinities are refused, since JSON has none."""
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    """Print one JSON document, of a result or of plain values; NaN and infinities are refused, since JSON has none."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, default=as_json) + "\n")
 
 
 def print_line(text: str) -> None:

@@ -44,7 +44,7 @@ def report(
     for line in result.left_out:
         note(f"left out: {line}")
     if json:
-        print_json(result.to_json())
+        print_json(result)
     else:
         print_line(result.html)
         print_line(result.png)

@@ -225,7 +225,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _value(text: str) -> Any:
-    if re.fullmatch(r"[+-]?\d+", text):
+    if re.fullmatch(r"[+-]?\d{1,18}", text):
         return int(text)
     if "/" in text:
         return tuple(map(_value, text.split("/")))

@@ -78,6 +78,9 @@ class FrozenConfig:
     every: Duration = "20%"
     "Steps between such measurements; the end is always measured."
 
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
 
 @dataclass(frozen=True)
 class TrainConfig:

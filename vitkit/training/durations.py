@@ -6,12 +6,15 @@ import re
 from fractions import Fraction
 from typing import Literal
 
+from vitkit.config import shown
 from vitkit.errors import InputError
 
 Duration = int | str
 Unit = Literal["steps", "epochs", "%"]
 
-_FORM = re.compile(r"(?P<amount>[0-9]+(?:\.[0-9]+)?) *(?P<unit>epochs?|ep|%)|(?P<steps>[0-9]+)")
+_FORM = re.compile(
+    r"(?P<amount>[0-9]{1,15}(?:\.[0-9]{1,15})?) *(?P<unit>epochs?|ep|%)|(?P<steps>[0-9]{1,15})"
+)
 
 
 def split_duration(duration: Duration, what: str = "a duration") -> tuple[Fraction, Unit]:
@@ -21,7 +24,7 @@ def split_duration(duration: Duration, what: str = "a duration") -> tuple[Fracti
     form = _FORM.fullmatch(duration) if isinstance(duration, str) else None
     if form is None:
         raise InputError(
-            f"{what} is {duration!r}; expected steps (500), epochs ('10 epochs', '10ep') "
+            f"{what} is {shown(duration)}; expected steps (500), epochs ('10 epochs', '10ep') "
             "or a share of the run ('5%')"
         )
     if form["steps"]:
