@@ -17,7 +17,9 @@ from tests.training import tiny_runs
 from vitkit import create_model
 from vitkit.data.open import open_data
 from vitkit.data.operations import normalize
+from vitkit.data.sources.source import Subset
 from vitkit.evaluation.classification import Classification
+from vitkit.evaluation.passes import SourcePass
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
 from vitkit.world import World
@@ -99,34 +101,6 @@ def test_training_and_measurement_have_one_loss(
     assert measured == pytest.approx(line, rel=1e-4)
 
 
-class Ranks(World):
-    """One of two ranks, whose sums are collected rather than sent."""
-
-    def sum(self, values: Tensor) -> Tensor:
-        return values
-
-
-@pytest.mark.parametrize("count", [1, 2, 33])
-def test_ranks_share_the_images_and_run_the_model_equally_often(model: Model, count: int) -> None:
-    """A model that is sharded gathers its weights in every pass: a rank that runs once more would wait for ever."""
-    source = open_data(f"digits:test[:{count}]", default="measure")
-    preprocessing = Preprocessing(image_size=8)
-    calls, seen = [0, 0], 0
-
-    for rank in range(2):
-
-        def counting(*_: object, rank: int = rank) -> None:
-            calls[rank] += 1
-
-        hook = model.register_forward_pre_hook(counting)
-        world = Ranks(rank, 2, torch.device("cpu"))
-        evaluator = Classification(source, preprocessing, batch_size=4, world=world)
-        seen += sum(len(labels) for _, labels in evaluator.outputs(model))
-        hook.remove()
-    assert seen == count
-    assert calls[0] == calls[1] > 0
-
-
 @pytest.fixture
 def several(tmp_path: Path) -> str:
     """Write images with the labels red, green and blue, as many as there is light of, none included."""
@@ -139,6 +113,20 @@ def several(tmp_path: Path) -> str:
         rows.append(f"{number}.png,{';'.join(names)},{'train' if number < 32 else 'test'}")
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
     return str(tmp_path / "labels.csv")
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_images_with_several_labels_that_cannot_be_read_are_skipped(several: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    made = create_model("Ti/16", num_classes=3, **SETTINGS)
+    torch.nn.init.normal_(made.head.weight)
+    options: dict[str, Any] = dict(world=ALONE, workers=0)
+    (tmp_path / "33.png").write_bytes(b"no image")
+    source = open_data(f"{several}:test")
+    skipping = Classification(source, Preprocessing(image_size=8), bad_images="skip", **options)
+    kept = Subset(source, np.delete(np.arange(len(source)), 1))
+    assert skipping.run(made) == Classification(kept, Preprocessing(image_size=8), **options).run(made)
+    assert [*skipping.bad] == [str(tmp_path / "33.png")]
 
 
 def test_several_labels_train_with_sigmoid_by_themselves(several: str, tmp_path: Path) -> None:
@@ -156,8 +144,8 @@ def test_several_labels_train_with_sigmoid_by_themselves(several: str, tmp_path:
     predictor = vitkit.load(run, device="cpu")
     assert predictor.class_names == ("blue", "green", "red")
     source = open_data(f"{several}:test", default="measure")
-    evaluator = Classification(source, predictor.preprocessing, batch_size=16, world=ALONE, workers=0)
-    scores, labels = (torch.cat(parts) for parts in zip(*evaluator.outputs(predictor.model), strict=True))
+    images = SourcePass(source, predictor.preprocessing, world=ALONE, workers=0)
+    scores, labels = torch.from_numpy(images.logits(predictor.model).values), torch.from_numpy(source.labels)
     expected = average_precision_score(labels.numpy(), scores.numpy(), average="macro")
     assert metrics["test/mean_average_precision"] == pytest.approx(expected, abs=1e-6)
     loss = F.binary_cross_entropy_with_logits(scores, labels.float(), reduction="none").sum(1).mean()

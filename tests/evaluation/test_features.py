@@ -14,19 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.two_ranks import two_ranks
 from vitkit import create_model
+from vitkit.data.fetch import BadImages
 from vitkit.data.open import open_data
-from vitkit.data.operations import normalize
 from vitkit.data.sources.source import Subset
 from vitkit.errors import InputError
 from vitkit.evaluation.features import (
     Features,
-    extract_features,
     frozen_features,
     load_frozen,
     mean_and_std,
@@ -35,6 +33,7 @@ from vitkit.evaluation.features import (
 )
 from vitkit.evaluation.fewshot import FewShotEvaluator, fewshot
 from vitkit.evaluation.knn import KNNEvaluator, knn
+from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.probe import ProbeEvaluator, probe
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
@@ -63,75 +62,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def expected_features(model: Model, data: str) -> np.ndarray:
-    images = open_data(data, default="measure").images
-    assert images is not None
-    with torch.no_grad():
-        pixels = normalize(torch.from_numpy(images).permute(0, 3, 1, 2), (0.3,) * 3, (0.4,) * 3)
-        return model.eval().features(pixels).numpy()
-
-
-@pytest.mark.parametrize("batch_size", [7, 64])
-def test_features_are_what_the_head_reads_in_order(batch_size: int) -> None:
-    model, told = make_model().train(), []
-    source = open_data("digits:test[:33]")
-    x = extract_features(
-        model,
-        source,
-        PREPROCESSING,
-        world=ALONE,
-        batch_size=batch_size,
-        progress=lambda *count: told.append(count),
-    )
-    assert model.training and x.dtype == np.float32 and told[-1] == (33, 33)
-    np.testing.assert_allclose(x, expected_features(model, "digits:test[:33]"), rtol=1e-5, atol=1e-6)
-
-
-def test_features_in_bf16_are_near() -> None:
-    model, source = make_model(), open_data("digits:test[:33]")
-    exact, near = (
-        extract_features(model, source, PREPROCESSING, world=ALONE, dtype=dtype)
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    assert near.dtype == np.float32 and 0 < np.abs(exact - near).max() < 0.1
-
-
-@pytest.mark.parametrize("name", ["CCT-2/3x2", "BiT-R50x1"])
-def test_features_of_other_families(name: str) -> None:
-    size = 32
-    model = create_model(name, num_classes=3, image_size=size).eval()
-    x = extract_features(
-        model, open_data("digits:test[:3]"), Preprocessing(image_size=size), world=ALONE, workers=0
-    )
-    with torch.no_grad():
-        width = model.features(torch.zeros(1, 3, size, size)).shape[1]
-    assert x.shape == (3, width) and np.abs(x[0] - x[1]).max() > 0
-
-
-class Ranks(World):
-    """One of several ranks, which keeps its own share."""
-
-    def gather(self, rows: Tensor) -> Tensor:
-        return rows
-
-
-@pytest.mark.parametrize(("count", "ranks"), [(1, 2), (2, 3), (33, 2), (33, 4)])
-def test_shares_make_up_the_whole_and_ranks_run_equally_often(count: int, ranks: int) -> None:
-    """A rank without images still gives rows of the right width, and runs the model as often as the others."""
-    model, source = make_model(), open_data(f"digits:test[:{count}]")
-    calls, parts = [0] * ranks, []
-    for rank in range(ranks):
-
-        def counting(*_: object, rank: int = rank) -> None:
-            calls[rank] += 1
-
-        hook = model.register_forward_pre_hook(counting)
-        world = Ranks(rank, ranks, torch.device("cpu"))
-        parts.append(extract_features(model, source, PREPROCESSING, world=world, batch_size=4))
-        hook.remove()
-    assert len(set(calls)) == 1 and calls[0] > 0
-    expected = expected_features(model, f"digits:test[:{count}]")
-    np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-5, atol=1e-6)
+def features_of(model: Model, data: str, world: World = ALONE) -> np.ndarray:
+    images = SourcePass(open_data(data), PREPROCESSING, world=world, batch_size=4)
+    return images.features(model).values
 
 
 def evaluators(world: World) -> list[Any]:
@@ -148,7 +81,7 @@ def test_two_processes_have_the_features_of_one(tmp_path: Path) -> None:
     with two_ranks(__file__, str(tmp_path)):
         pass
     model = make_model()
-    ours = extract_features(model, open_data("digits:test[:33]"), PREPROCESSING, world=ALONE)
+    ours = features_of(model, "digits:test[:33]")
     names: dict[str, float] = {}
     for evaluator in evaluators(ALONE):
         names |= evaluator.run(model)
@@ -160,6 +93,41 @@ def test_two_processes_have_the_features_of_one(tmp_path: Path) -> None:
             np.testing.assert_allclose(theirs["sharded"], ours, rtol=1e-5, atol=1e-6)
             assert theirs["one"].shape == (1, 16)
             assert {name: float(theirs[name]) for name in names} == names
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_images_that_cannot_be_read_are_skipped_by_all_evaluators(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for number in range(60):
+        folder = tmp_path / ("train" if number < 40 else "test") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / f"{number:02}.png")
+    bad = [tmp_path / "train" / "a" / "00.png", tmp_path / "test" / "b" / "41.png"]
+
+    def measured(bad_images: BadImages | None = None) -> dict[str, float]:
+        train, test = (open_data(f"{tmp_path / split}:all") for split in ("train", "test"))
+        shared: dict[str, Any] = dict(world=ALONE, workers=0, bad_images=bad_images)
+        found: dict[str, float] = {}
+        for evaluator in (
+            FewShotEvaluator(train, test, PREPROCESSING, shots=19, **shared),
+            KNNEvaluator(train, test, PREPROCESSING, k=5, **shared),
+            ProbeEvaluator(train, test, PREPROCESSING, l2=0.1, **shared),
+        ):
+            found |= evaluator.run(make_model())
+            unreadable.update(evaluator.bad)
+        return found
+
+    unreadable: dict[str, str] = {}
+    for path in bad:
+        path.write_bytes(b"no image")
+    found = measured("skip")
+    assert {*unreadable} == {str(path) for path in bad}
+    with pytest.raises(InputError, match="cannot read .*00.png"):
+        measured()
+    for path in bad:
+        path.unlink()
+    assert measured()["knn_5"] == found["knn_5"] and measured()["probe"] == found["probe"]
+    assert [*found] == ["fewshot_19", "knn_5", "probe"]
 
 
 def count_runs(predictor: Predictor, data: str, **options: Any) -> tuple[Features, int]:
@@ -381,19 +349,15 @@ def main(folder: Path) -> None:
     atexit.register(note_threads)
     model, found = make_model(), dict[str, Any]()
     with join_world(torch.device("cpu")) as world:
-        found["x"] = extract_features(
-            model, open_data("digits:test[:33]"), PREPROCESSING, world=world, batch_size=4
-        )
-        found["one"] = extract_features(model, open_data("digits:test[:1]"), PREPROCESSING, world=world)
+        found["x"] = features_of(model, "digits:test[:33]", world)
+        found["one"] = features_of(model, "digits:test[:1]", world)
         for evaluator in evaluators(world):
             found |= evaluator.run(model)
         mesh = init_device_mesh("cpu", (2,))
         for block in model.get_submodule("blocks").children():
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        found["sharded"] = extract_features(
-            model, open_data("digits:test[:33]"), PREPROCESSING, world=world, batch_size=4
-        )
+        found["sharded"] = features_of(model, "digits:test[:33]", world)
     np.savez(folder / f"{rank}.npz", **found)
 
 

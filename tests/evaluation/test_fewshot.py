@@ -16,8 +16,9 @@ from sklearn.base import clone
 from vitkit.data.open import open_data
 from vitkit.data.sources.source import choose_shots
 from vitkit.errors import InputError
-from vitkit.evaluation.features import extract_features, load_frozen
+from vitkit.evaluation.features import load_frozen
 from vitkit.evaluation.fewshot import SWEEP, FewShot, FewShotEvaluator, choose_l2, fewshot
+from vitkit.evaluation.passes import SourcePass
 from vitkit.world import World
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fewshot_lsr.npz"
@@ -167,7 +168,7 @@ def test_the_whole_protocol() -> None:
     predictor = load_frozen("mu/16", "cpu", 32)
     train, test = open_data("digits:train"), open_data("digits:test")
     x, x_test = (
-        extract_features(predictor.model, source, predictor.preprocessing, world=ALONE)
+        SourcePass(source, predictor.preprocessing, world=ALONE).features(predictor.model).values
         for source in (train, test)
     )
     for row, shots in zip(result["results"], (2, 5), strict=True):

@@ -15,8 +15,9 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from vitkit.data.open import open_data
 from vitkit.errors import InputError
-from vitkit.evaluation.features import extract_features, load_frozen
+from vitkit.evaluation.features import load_frozen
 from vitkit.evaluation.knn import KNN, KNNEvaluator, knn
+from vitkit.evaluation.passes import SourcePass
 from vitkit.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -119,7 +120,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = load_frozen("mu/16", "cpu", 32)
     train, test = open_data("digits:train"), open_data("digits:test")
     x, x_test = (
-        extract_features(predictor.model, source, predictor.preprocessing, world=ALONE)
+        SourcePass(source, predictor.preprocessing, world=ALONE).features(predictor.model).values
         for source in (train, test)
     )
     for row, k in zip(result["results"], (5, 20), strict=True):

@@ -8,7 +8,7 @@ import io
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,19 @@ import torch
 from torch import Tensor
 
 from vitkit.data.cache import cache_folder
-from vitkit.data.loader import EvaluationLoader
+from vitkit.data.fetch import BadImages
 from vitkit.data.open import Data, open_data
-from vitkit.data.operations import normalize
-from vitkit.data.pipeline import evaluation_pipeline
 from vitkit.data.sources.source import Source, fingerprint, shared_images
 from vitkit.data.splits import Default
+from vitkit.data.threads import Progress
 from vitkit.errors import InputError
+from vitkit.evaluation.passes import Rows, SourcePass
 from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.models.model import HEAD, Model, check_rgb
-from vitkit.models.precision import run_in
-from vitkit.models.record import Record
 from vitkit.predictor import Predictor, load
 from vitkit.world import World
 
-Progress = Callable[[int, int], None]
-"Told how many images are done, and of how many."
 DIGEST_BYTES = 16
 _READ_BYTES = 2**24
 
@@ -57,22 +53,6 @@ class Pair:
 
     train: Source
     test: Source
-
-
-def extract_features(
-    model: Model,
-    source: Source,
-    preprocessing: Preprocessing,
-    *,
-    world: World,
-    batch_size: int = 64,
-    workers: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    progress: Progress | None = None,
-) -> np.ndarray:
-    """Return the features of every image once, in order, on every process: float32 (images, width)."""
-    batches = _batches(model, source, preprocessing, world, batch_size, workers, dtype, progress)
-    return world.gather(torch.cat(list(batches))).numpy()
 
 
 def frozen_features(
@@ -101,16 +81,9 @@ def frozen_features(
         except (OSError, ValueError) as error:
             notes.append(f"{path} can't be used ({error}): features were computed anew")
     world = World(0, 1, predictor.device)
-    batches = _batches(
-        predictor.model,
-        source,
-        predictor.preprocessing,
-        world,
-        batch_size,
-        None,
-        torch.float32,
-        progress,
-    )
+    images = SourcePass(source, predictor.preprocessing, world=world, batch_size=batch_size)
+    passed = images.batches(predictor.model, images.features_of(predictor.model), progress)
+    batches = (rows.cpu() for _, rows in passed)
     first = next(batches)
     needed = len(source) * first.shape[1] * first.element_size()
     if cache and _has_room(path.parent, needed):
@@ -187,33 +160,38 @@ class FrozenEvaluator:
         world: World,
         batch_size: int = 64,
         workers: int | None = None,
+        bad_images: BadImages | None = None,
     ) -> None:
         for source in (train_source, test_source):
             if source.has_several_labels:
                 raise InputError(
                     f"{source.name} has several labels an image; {self.name} is measured with one"
                 )
-        self.train, self.test, self.preprocessing = train_source, test_source, preprocessing
-        self.world, self.batch_size, self.workers = world, batch_size, workers
+        self.world = world
+        self.train, self.test = (
+            SourcePass(
+                source,
+                preprocessing,
+                world=world,
+                batch_size=batch_size,
+                workers=workers,
+                bad_images=bad_images,
+            )
+            for source in (train_source, test_source)
+        )
+
+    @property
+    def bad(self) -> dict[str, str]:
+        """This process's images that could not be read, with what is wrong with each."""
+        return self.train.bad | self.test.bad
 
     def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
         """Return the accuracy, the same on every process."""
-        x, x_test = (
-            extract_features(
-                model,
-                source,
-                self.preprocessing,
-                world=self.world,
-                batch_size=self.batch_size,
-                workers=self.workers,
-                dtype=dtype,
-            )
-            for source in (self.train, self.test)
-        )
-        accuracy = self.measure(x, x_test) if self.world.is_first else 0.0
+        train, test = (images.features(model, dtype) for images in (self.train, self.test))
+        accuracy = self.measure(train, test) if self.world.is_first else 0.0
         return {self.name: self.world.sum(torch.tensor(accuracy, dtype=torch.float64)).item()}
 
-    def measure(self, x: np.ndarray, x_test: np.ndarray) -> float:
+    def measure(self, train: Rows, test: Rows) -> float:
         """Return the accuracy on the features of `test` after learning from those of `train`."""
         raise NotImplementedError
 
@@ -256,60 +234,6 @@ def check_classes(y: Any) -> tuple[np.ndarray, np.ndarray]:
     if len(classes) < 2:
         raise InputError("all images have one class; expected two or more")
     return classes, places
-
-
-def _batches(
-    model: Model,
-    source: Source,
-    preprocessing: Preprocessing,
-    world: World,
-    batch_size: int,
-    workers: int | None,
-    dtype: torch.dtype,
-    progress: Progress | None,
-) -> Iterator[Tensor]:
-    """Yield the features of this process's images on the CPU; where it has none, (0, width)."""
-    loader = EvaluationLoader(
-        source,
-        evaluation_pipeline(preprocessing),
-        batch_size=batch_size,
-        rank=world.rank,
-        ranks=world.ranks,
-        device=world.device,
-        workers=workers,
-    )
-    mean, std, was_training, done = preprocessing.mean, preprocessing.std, model.training, 0
-    record = Record("features")
-
-    def run(images: Tensor) -> Tensor:
-        try:
-            # By forward, not features: a sharded model gathers its weights there.
-            run_in(dtype, model, images, record)
-        except torch.OutOfMemoryError as error:
-            raise InputError(f"out of memory with batch size {batch_size}: give a smaller one") from error
-        if record.features.ndim != 2:
-            raise InputError(
-                "the model has no pool: it has features for each token, not for the image; vit finetune takes "
-                "model.pool=mean"
-            )
-        return record.features.float().cpu()
-
-    model.eval()
-    try:
-        with torch.no_grad():
-            for batch in loader:
-                rows = run(normalize(batch["image"], mean, std))
-                if not rows.isfinite().all():
-                    raise InputError("the model gives features that are not finite: its weights are broken")
-                done += len(rows)
-                if progress is not None:
-                    progress(done, loader.stop - loader.first)
-                yield rows
-            most = -(-len(source) // (world.ranks * batch_size))
-            for _ in range(most - len(loader)):  # a sharded model runs on all processes or none
-                yield run(torch.zeros(1, len(mean), *preprocessing.size, device=world.device))[:0]
-    finally:
-        model.train(was_training)
 
 
 def _key(predictor: Predictor, source: Source) -> str:

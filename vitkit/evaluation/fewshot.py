@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
+from vitkit.data.fetch import BadImages
 from vitkit.data.open import Data
 from vitkit.data.sources.source import Source, Subset, choose_shots
 from vitkit.errors import InputError
@@ -27,6 +28,7 @@ from vitkit.evaluation.features import (
     open_pair,
     row_blocks,
 )
+from vitkit.evaluation.passes import Rows
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.predictor import Predictor
 from vitkit.world import World
@@ -205,12 +207,13 @@ class FewShotEvaluator(FrozenEvaluator):
         world: World,
         batch_size: int = 64,
         workers: int | None = None,
+        bad_images: BadImages | None = None,
     ) -> None:
         _check((shots,), seeds, l2)
         self.name, self.l2 = f"fewshot_{shots}", l2
         chosen = [_choose(train_source, shots, seed) for seed in range(seeds)]
         union = np.unique(np.concatenate(chosen))
-        self.rows = [np.searchsorted(union, indices) for indices in chosen]
+        self.chosen = [np.searchsorted(union, indices) for indices in chosen]
         super().__init__(
             Subset(train_source, union),
             test_source,
@@ -218,11 +221,17 @@ class FewShotEvaluator(FrozenEvaluator):
             world=world,
             batch_size=batch_size,
             workers=workers,
+            bad_images=bad_images,
         )
 
-    def measure(self, x: np.ndarray, x_test: np.ndarray) -> float:
-        solvers = (FewShot(self.l2).fit(x[rows], self.train.labels[rows]) for rows in self.rows)
-        return float(np.mean([_measure(solver, x_test, self.test.labels, (self.l2,)) for solver in solvers]))
+    def measure(self, train: Rows, test: Rows) -> float:
+        labels, answers = self.train.source.labels[train.indices], self.test.source.labels[test.indices]
+        accuracies = []
+        for chosen in self.chosen:
+            rows = np.flatnonzero(np.isin(train.indices, chosen))
+            solver = FewShot(self.l2).fit(train.values[rows], labels[rows])
+            accuracies.append(_measure(solver, test.values, answers, (self.l2,)))
+        return float(np.mean(accuracies))
 
 
 def _measure(solver: FewShot, x: np.ndarray, y: np.ndarray, strengths: Sequence[float]) -> np.ndarray:

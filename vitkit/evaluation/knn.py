@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
+from vitkit.data.fetch import BadImages
 from vitkit.data.open import Data
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
@@ -27,6 +28,7 @@ from vitkit.evaluation.features import (
     load_frozen,
     open_pair,
 )
+from vitkit.evaluation.passes import Rows
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.predictor import Predictor
 from vitkit.world import World
@@ -187,16 +189,24 @@ class KNNEvaluator(FrozenEvaluator):
         world: World,
         batch_size: int = 64,
         workers: int | None = None,
+        bad_images: BadImages | None = None,
     ) -> None:
         _check([k], [temperature], len(train_source))
         self.name, self.k, self.temperature = f"knn_{k}", k, temperature
         super().__init__(
-            train_source, test_source, preprocessing, world=world, batch_size=batch_size, workers=workers
+            train_source,
+            test_source,
+            preprocessing,
+            world=world,
+            batch_size=batch_size,
+            workers=workers,
+            bad_images=bad_images,
         )
 
-    def measure(self, x: np.ndarray, x_test: np.ndarray) -> float:
-        neighbours = KNN(self.k, self.temperature, str(self.world.device)).fit(x, self.train.labels)
-        return float(np.mean(neighbours.predict(x_test) == self.test.labels))
+    def measure(self, train: Rows, test: Rows) -> float:
+        labels, answers = self.train.source.labels[train.indices], self.test.source.labels[test.indices]
+        neighbours = KNN(self.k, self.temperature, str(self.world.device)).fit(train.values, labels)
+        return float(np.mean(neighbours.predict(test.values) == answers))
 
 
 def _check(ks: Sequence[int], temperatures: Sequence[float], count: int) -> None:

@@ -16,7 +16,6 @@ from vitkit.data.decode import decode
 from vitkit.data.sources.source import Picture, Source
 from vitkit.data.threads import Unreadable, work_through
 from vitkit.errors import InputError
-from vitkit.evaluation.classification import Classification
 from vitkit.evaluation.metrics import (
     Answers,
     average_precision,
@@ -26,6 +25,7 @@ from vitkit.evaluation.metrics import (
     confusion_matrix,
     read_answers,
 )
+from vitkit.evaluation.passes import SourcePass
 from vitkit.figures.mistakes import OTHERS, Tile, confusion_picture, mistake_sheet
 from vitkit.figures.tiles import name_class
 from vitkit.files import written_whole
@@ -210,8 +210,8 @@ def measure(
             "open the data with the head's classes"
         )
     world = world or World(0, 1, next(model.parameters()).device)
-    evaluator = Classification(source, preprocessing, batch_size=batch_size, world=world, workers=workers)
-    logits = evaluator.logits(model, dtype, progress)
+    images = SourcePass(source, preprocessing, world=world, batch_size=batch_size, workers=workers)
+    logits = images.logits(model, dtype, progress).values
     check_finite(logits, "the model")
     return Measured(logits, source)
 

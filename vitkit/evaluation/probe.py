@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
+from vitkit.data.fetch import BadImages
 from vitkit.data.open import Data
 from vitkit.data.sources.source import Source, stratified_split
 from vitkit.errors import InputError
@@ -29,6 +30,7 @@ from vitkit.evaluation.features import (
     open_pair,
     row_blocks,
 )
+from vitkit.evaluation.passes import Rows
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.predictor import Predictor
 from vitkit.world import World
@@ -283,14 +285,22 @@ class ProbeEvaluator(FrozenEvaluator):
         world: World,
         batch_size: int = 64,
         workers: int | None = None,
+        bad_images: BadImages | None = None,
     ) -> None:
         super().__init__(
-            train_source, test_source, preprocessing, world=world, batch_size=batch_size, workers=workers
+            train_source,
+            test_source,
+            preprocessing,
+            world=world,
+            batch_size=batch_size,
+            workers=workers,
+            bad_images=bad_images,
         )
         if l2 is None:
             cut_dev(train_source.labels, DEV, 0, "leave probe out of frozen.evaluators")
         self.l2 = l2
 
-    def measure(self, x: np.ndarray, x_test: np.ndarray) -> float:
-        fitted = Probe(self.l2, device=str(self.world.device)).fit(x, self.train.labels)
-        return float(np.mean(fitted.predict(x_test) == self.test.labels))
+    def measure(self, train: Rows, test: Rows) -> float:
+        labels, answers = self.train.source.labels[train.indices], self.test.source.labels[test.indices]
+        fitted = Probe(self.l2, device=str(self.world.device)).fit(train.values, labels)
+        return float(np.mean(fitted.predict(test.values) == answers))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitkit.data.fetch import check_choice
 from vitkit.data.open import Data, open_data
@@ -20,16 +19,16 @@ from vitkit.data.spec import as_spec
 from vitkit.data.threads import Progress
 from vitkit.errors import InputError
 from vitkit.evaluation.classes import Among, Head, Matching, match, read_mapping
-from vitkit.evaluation.classification import Classification
 from vitkit.evaluation.imagenet import NUM_CLASSES
 from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measured, check_finite
+from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.real import read_real, real_accuracy, validation_numbers
 from vitkit.files import digest, written_whole
 from vitkit.models.configs import Size
 from vitkit.models.model import check_rgb
 from vitkit.predictor import Names, Predictor, choose_device, load
 from vitkit.weights.load import weight_file
-from vitkit.world import World, join_world
+from vitkit.world import join_world
 
 RESULTS = "results.json"
 
@@ -93,7 +92,9 @@ def evaluate(
                 announce(line)
         kept = _kept(source, matching)
         images = source if len(kept) == len(source) else Subset(source, kept)
-        logits = _logits(predictor, images, batch_size, world, progress)
+        passed = SourcePass(images, predictor.preprocessing, world=world, batch_size=batch_size)
+        network = predictor.model.to(world.device)
+        logits = passed.logits(network, progress=progress if world.is_first else None).values
         check_finite(logits, named)
         if not world.is_first:
             return {}
@@ -163,19 +164,6 @@ def _kept(source: Source, matching: Matching | None) -> np.ndarray:
     if matching is None or source.has_several_labels:
         return np.arange(len(source))
     return np.flatnonzero(matching.places[source.labels] >= 0)
-
-
-def _logits(
-    predictor: Predictor, source: Source, batch_size: int, world: World, progress: Progress | None
-) -> np.ndarray:
-    evaluator = Classification(source, predictor.preprocessing, batch_size=batch_size, world=world)
-    try:
-        logits = evaluator.logits(
-            predictor.model.to(world.device), progress=progress if world.is_first else None
-        )
-    except torch.OutOfMemoryError as error:
-        raise InputError(f"out of memory with batch size {batch_size}: give a smaller one") from error
-    return logits
 
 
 def _measured(logits: np.ndarray, source: Source, head: Head, matching: Matching) -> Measured:

@@ -311,7 +311,12 @@ def build_frozen(
         raise InputError(f"{error}; {advice}") from None
     test_data = config.frozen.data or config.data.evaluate or config.data.train
     test = open_data(_other_split(test_data), default="measure", classes=train.class_names)
-    shared: dict[str, Any] = {"world": world, "batch_size": batch_size, "workers": config.data.workers}
+    shared: dict[str, Any] = {
+        "world": world,
+        "batch_size": batch_size,
+        "workers": config.data.workers,
+        "bad_images": config.data.bad_images,
+    }
     makers: dict[str, Callable[[], FrozenEvaluator]] = {
         "fewshot": lambda: FewShotEvaluator(train, test, preprocessing, shots=config.frozen.shots, **shared),
         "probe": lambda: ProbeEvaluator(train, test, preprocessing, **shared),

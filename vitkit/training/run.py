@@ -157,7 +157,13 @@ def _train(
         results.finish(is_done)
     finally:
         results.journal.close()
-    unreadable = world.collect(parts.loader.bad | (parts.evaluator.loader.bad if parts.evaluator else {}))
+    measured = () if parts.evaluator is None else (parts.evaluator,)
+    bad = {
+        where: reason
+        for part in (parts.loader, *measured, *parts.frozen)
+        for where, reason in part.bad.items()
+    }
+    unreadable = world.collect(bad)
     if unreadable:
         listener.note(f"{counted(len(unreadable), 'image')} could not be read, left out:")
         for where, reason in unreadable.items():
