@@ -294,9 +294,12 @@ def main() -> None:
                 file=sys.stderr,
             )
     result["images_per_second"] = {peer: statistics.median(values) for peer, values in rates.items()}
+    # What slows a machine down for a while slows all peers of a round: ratios are taken within rounds, so that the median
+    # of them is steadier than, and may differ from, the ratio of the medians.
     for peer in list(streams)[1:]:
         pairs = zip(rates["vitkit"], rates[peer], strict=True)
         result[f"ratio_to_{peer}"] = statistics.median(own / other for own, other in pairs)
+    result["rounds"] = rates
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / f"data-{name}-{device}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))

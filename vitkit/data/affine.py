@@ -36,6 +36,7 @@ def _matrices(amounts: np.ndarray, place: int) -> np.ndarray:
 
 
 def _rotations(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
+    # Image.rotate's matrix. It leads from output to input, hence the turn by -degrees; c and f keep the centre in place.
     cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
     x, y = width / 2, height / 2
     return np.stack(
@@ -67,6 +68,7 @@ def sampling_jobs(
 ) -> list[Job]:
     """Sort moves into jobs: nearest pixel; smooth along rows or columns alone, which is cheap; smooth in the plane."""
     a, b, c, d, e, f = matrices.T
+    # A shear or a translation moves whole lines: its weights are one set a line, not one a pixel.
     along_x = (taps > 1) & (a == 1) & (d == 0) & (e == 1) & (f == 0)
     along_y = (taps > 1) & (a == 1) & (b == 0) & (c == 0) & (e == 1) & ~along_x
     plane = ~along_x & ~along_y
@@ -91,13 +93,16 @@ def sampling_jobs(
 def _fixed_point(matrices: np.ndarray) -> np.ndarray:
     """Return the numbers for pixel corners in 1/65536, rounded as Pillow does, moved by one for the frame of fill."""
     a, b, c, d, e, f = matrices.T
+    # Pillow's affine_fixed: places of pixel centres (x + 0.5, y + 0.5) in 1/65536, FIX(v) = floor(v * 65536 + 0.5).
     corners = np.stack([a, b, c + (a + b) / 2 + 1, d, e, f + (d + e) / 2 + 1], axis=1)
+    # Places this far outside are fill whatever they are, and their offsets can't wrap around int32.
     return np.clip(np.floor(corners * 65536 + 0.5), -(2**29), 2**29).astype(np.int32)
 
 
 def _nearest(images: Tensor, numbers: Tensor, fill: Tensor) -> Tensor:
     """Show at each pixel the input pixel that its matrix names, or fill."""
     batch, channels, height, width = images.shape
+    # What lies outside is clamped to a frame of fill, which spares a mask.
     framed = fill.expand(batch, channels, height + 2, width + 2).contiguous()
     framed[:, :, 1:-1, 1:-1] = images
     a, b, c, d, e, f = numbers[:, :, None, None].unbind(1)  # each (batch, 1, 1)
@@ -114,8 +119,11 @@ def _slide_arrays(moves: np.ndarray, taps: np.ndarray, size: int) -> tuple[np.nd
     whole = np.floor(moves)
     distance = moves - whole
     none = np.zeros_like(distance)
+    # Both kinds have four taps, so that a batch of both is one job.
     linear, cubic = np.stack([none, 1 - distance, distance, none]), np.stack(_cubic(distance))
     weights = np.where((taps == 2)[:, None], linear, cubic).swapaxes(0, 1)  # (images, 4, lines)
+    # Output x shows input x + 0.5 + move, which exists from 0 up to size: Pillow fills where the centre is outside, and
+    # repeats the edge for taps that are.
     limits = np.ceil(np.stack([-0.5 - moves, size - 0.5 - moves], axis=1))  # (images, 2, lines)
     return (
         np.clip(whole - 1, -size - 3, size).astype(np.int64),
@@ -155,6 +163,7 @@ def _smooth(images: Tensor, matrices: Tensor, fill: Tensor, taps: int) -> Tensor
     column, row = a * x + (b * y + c), d * x + (e * y + f)  # (batch, height, width)
     beyond = _outside_plane(column, width) | _outside_plane(row, height)
     if taps == 2:
+        # grid_sample without align_corners: -1 and 1 are the outer edges of the first and last pixel.
         grid = torch.stack([column.mul_(2 / width).sub_(1), row.mul_(2 / height).sub_(1)], dim=-1)
         result = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
     else:
@@ -167,6 +176,7 @@ def _sample_cubic(images: Tensor, column: Tensor, row: Tensor) -> Tensor:
     batch, channels, height, width = images.shape
     column, row = column.clamp_(-1, width - 0.5), row.clamp_(-1, height - 0.5)
     left, above = column.floor(), row.floor()
+    # Two pixels on each side hold every tap of a place inside; Pillow's XCLIP and YCLIP repeat the edge too.
     framed = F.pad(images.float(), (2, 2, 2, 2), mode="replicate").view(batch, channels, -1)
     wide = width + 4
     index = (above.int() + 1).mul_(wide).add_(left.int() + 1).long()  # from float to int64 is a slow cast
@@ -175,6 +185,7 @@ def _sample_cubic(images: Tensor, column: Tensor, row: Tensor) -> Tensor:
     across, down = _cubic(column - left), _cubic(row - above)
     result = torch.zeros(images.shape, device=images.device)
     for j in range(4):
+        # Along the row first, then across, in Pillow's order of sums.
         line = torch.zeros_like(result)
         for i in range(4):
             tap = framed[:, :, j * wide + i :][:, :, :reach].gather(2, index)

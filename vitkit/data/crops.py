@@ -46,6 +46,8 @@ def inception_box(
     ratio: tuple[float, float],
 ) -> Box:
     """Return a random box: ten tries, then the largest centred one whose ratio is allowed."""
+    # torchvision's RandomResizedCrop.get_params, after Inception's distorted boxes (Szegedy et al. 2015): the area is
+    # uniform, the ratio log-uniform, sides are rounded.
     for _ in range(10):
         target = height * width * random.uniform(*area)
         aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -54,6 +56,7 @@ def inception_box(
             top = int(random.integers(0, height - box_height + 1))
             left = int(random.integers(0, width - box_width + 1))
             return top, left, box_height, box_width
+    # No try fitted, as with very long images: as much of the image as the ratio allows.
     box_width, box_height = width, height
     if width / height < ratio[0]:
         box_height = min(height, round(width / ratio[0]))
@@ -81,9 +84,11 @@ def covering(height: int, width: int, size: Size) -> tuple[int, int]:
     rows, columns = as_size(size)
     if rows == columns:
         short = min(height, width)
+        # torchvision cuts the fraction off.
         resized = int(rows * height / short), int(rows * width / short)
     else:
         ratio = min(height / rows, width / columns)
+        # timm's ResizeKeepRatio rounds both.
         resized = round(height / ratio), round(width / ratio)
     if Image.MAX_IMAGE_PIXELS and resized[0] * resized[1] > Image.MAX_IMAGE_PIXELS:
         raise InputError(
@@ -96,6 +101,7 @@ def covering(height: int, width: int, size: Size) -> tuple[int, int]:
 def central_crop(image: Tensor, random: np.random.Generator | Draw, size: Size) -> Tensor:
     """Cut out the centre of an image, or of each image of a batch."""
     height, width = fitting(image, size, "central_crop")
+    # Halves go to the even side, as in torchvision's center_crop.
     top, left = round((image.shape[-2] - height) / 2), round((image.shape[-1] - width) / 2)
     return image[..., top : top + height, left : left + width]
 
@@ -112,6 +118,7 @@ def resample(image: Tensor, size: tuple[int, int], interpolation: Interpolation)
     """Resize uint8 (channels, height, width), antialiased."""
     if image.shape[-2:] == size:
         return image
+    # On bytes torch works with weights in fixed point, as Pillow does, which is quicker than by way of float.
     return F.interpolate(image[None], size, mode=interpolation, antialias=True, align_corners=False)[0]
 
 

@@ -108,9 +108,11 @@ def inception_crop(
 ) -> Tensor:
     """Cut out a random box of each image by share of the area and ratio of the sides, and resize it."""
     height, width = images.shape[-2:]
+    # As crops.inception_box, all ten tries drawn at once: an image takes the same numbers whichever try fits.
     random = draw.uniform("inception", 4 * TRIES).reshape(-1, 4, TRIES)  # (images, numbers, tries)
     area = height * width * (area_min + (area_max - area_min) * random[:, 0])
     low, high = math.log(ratio_min), math.log(ratio_max)
+    # Log-uniform, as in torchvision's RandomResizedCrop: 3/4 is as likely as 4/3.
     aspect = np.exp(low + (high - low) * random[:, 1])
     widths, heights = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
     fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
@@ -165,6 +167,7 @@ def resample_boxes(images: Tensor, boxes: np.ndarray, size: tuple[int, int], cub
     if runs_triton(images):
         return resample(images, rows, columns)
     with _full_precision(images.device):
+        # (images, 1, new, old) @ (images, channels, height, width) @ (images, 1, old, new): the filter is separable.
         mixed = rows[:, None] @ images.float() @ columns[:, None].transpose(-2, -1)
     if cubic.any():  # others stay between the pixels they mix
         mixed.clamp_(0, 255)
@@ -197,13 +200,15 @@ def _products(device: torch.device) -> Any:
 
 def _weights(start: Tensor, length: Tensor, old: int, new: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
     """Return each image's resampling matrix (images, new, old) for the pixels from start to start + length."""
+    # Pillow's precompute_coeffs: the filter is as wide as `scale` input pixels where the image shrinks (antialiasing), and
+    # one where it grows; pixels outside of the box get no weight, and the rest is scaled to sum to 1.
     scale = (length / new)[:, None, None]
     centre = (torch.arange(new, device=start.device) + 0.5)[
         None, :, None
     ] * scale  # in the box, from its start
     pixel = torch.arange(old, device=start.device)[None, None, :] + 0.5 - start[:, None, None]
     distance = ((pixel - centre) / scale.clamp(min=1.0)).abs()
-    weights = kernel(distance)
+    weights = kernel(distance)  # (images, new, old)
     weights = weights * ((pixel > 0) & (pixel < length[:, None, None]))
     return weights / weights.sum(dim=-1, keepdim=True)
 

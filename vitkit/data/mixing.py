@@ -58,6 +58,7 @@ def blend(images: Tensor, targets: Tensor, weight: float, group: int) -> tuple[T
 
 
 def _blend_bytes(images: Tensor, weight: float, group: int) -> Tensor:
+    # Rounded once, after the sum: between 0 and 255 without a clamp, since the weights sum to 1.
     sums = images.float().mul_(weight).add_(_neighbours(images, group).float(), alpha=1 - weight)
     return sums.round_().to(torch.int16).to(torch.uint8)  # the direct cast isn't vectorised
 
@@ -75,6 +76,8 @@ def paste(
 
 def cut_box(weight: float, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
     """Return a box of the image's shape that takes 1 - weight of its area, cut off where it leaves the image."""
+    # Yun et al. 2019: sides are sqrt(1 - weight) of the image's, the centre is uniform. What leaves the image is lost, so
+    # that `paste` weighs targets by the area that is left.
     share = np.sqrt(1 - weight)
     tall, wide = int(height * share), int(width * share)
     y, x = int(random.integers(height)), int(random.integers(width))
@@ -88,6 +91,7 @@ def cut_box(weight: float, height: int, width: int, random: np.random.Generator)
 
 def _neighbours(values: Tensor, group: int) -> Tensor:
     """Return for each row the one before it in its group; for the first, the last."""
+    # A roll inside the group, not a flip of the batch as in timm: ranks and micro-batches that hold whole groups mix alike.
     return values.unflatten(0, (-1, group)).roll(1, dims=1).flatten(0, 1)
 
 

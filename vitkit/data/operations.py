@@ -44,18 +44,22 @@ def invert(images: Tensor, amounts: Amounts = ()) -> Tensor:
 
 def posterize(images: Tensor, amounts: Amounts) -> Tensor:
     """Keep the highest bits of each value: 0 gives black, 8 the image itself."""
+    # ImageOps.posterize's mask; int16, since a byte shifted by all its 8 bits is undefined.
     dropped = 8 - _column(amounts, images, torch.int16).clamp(0, 8)
     return images & (255 << dropped).to(torch.uint8)
 
 
 def solarize(images: Tensor, amounts: Amounts) -> Tensor:
     """Invert the values that reach a threshold: 0 inverts all, 256 none."""
+    # ImageOps.solarize keeps v < threshold; values are whole, so that the threshold may be rounded up. The mask is 255
+    # where threshold - 1 - v is negative, and v ^ 255 is 255 - v.
     threshold = _column(amounts, images).ceil().clamp_(0, 256).to(torch.int16)
     return images ^ negative(threshold - 1 - images.to(torch.int16))
 
 
 def solarize_add(images: Tensor, amounts: Amounts) -> Tensor:
     """Add to the values below 128."""
+    # timm's solarize_add, min(255, v + addition): ~v is 255 - v, all that a byte has room for.
     addition = _column(amounts, images).clamp(0, 255).to(torch.uint8)
     is_dark = (images >> 7) - 1  # 255 below 128, else 0
     return images + (torch.minimum(addition, ~images) & is_dark)
@@ -68,6 +72,7 @@ def brightness(images: Tensor, amounts: Amounts) -> Tensor:
 
 def contrast(images: Tensor, amounts: Amounts) -> Tensor:
     """Scale the distance from the image's mean grey: 0 gives that grey, 1 the image itself."""
+    # ImageEnhance.Contrast: int(mean + 0.5) of the grey image, in whole numbers, so that every device rounds alike.
     total = _grey(images).to(torch.int32).sum(dim=(1, 2, 3), keepdim=True)
     pixels = images.shape[-2] * images.shape[-1]
     mean = (2 * total + pixels) // (2 * pixels)  # rounded
@@ -81,6 +86,8 @@ def color(images: Tensor, amounts: Amounts) -> Tensor:
 
 def sharpness(images: Tensor, amounts: Amounts) -> Tensor:
     """Scale the distance from the smoothed image: 0 smooths, 1 gives the image itself; the border stays."""
+    # ImageFilter.SMOOTH: (1 1 1, 1 5 1, 1 1 1) / 13, rounded; Pillow copies the border. A sum of nine and four more of
+    # the middle stay below 2**12, and rows and columns in turn take 4 additions instead of 8.
     values = images.to(torch.int16)
     middle = values[:, :, 1:-1, 1:-1]
     sums = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
@@ -98,6 +105,8 @@ def hue(images: Tensor, amounts: Amounts) -> Tensor:
     _check_colours(images)
     values = images.float()
     red, green, blue = values.unbind(1)
+    # To HSV and back in closed form: channel n of red, green, blue is high - chroma * min(k, 4 - k, 1), at least 0, with
+    # k = (hue + 5 - 2n) mod 6. A hue of 8 bits, as Pillow's HSV mode has it, would be coarser.
     high = values.amax(dim=1)
     chroma = high - values.amin(dim=1)
     scale = chroma.clamp(min=1)
@@ -111,6 +120,7 @@ def hue(images: Tensor, amounts: Amounts) -> Tensor:
 
 def autocontrast(images: Tensor, amounts: Amounts = ()) -> Tensor:
     """Stretch each channel from its lowest and highest value to 0 and 255; there is no amount."""
+    # ImageOps.autocontrast's table, int(v * scale + offset), in its order of operations: it decides between two bytes.
     dtype = torch.float32 if images.device.type == "mps" else torch.float64  # Pillow's, which MPS lacks
     low, high = (edge(dim=(2, 3)).to(dtype)[..., None] for edge in (images.amin, images.amax))
     levels = torch.arange(256, device=images.device, dtype=dtype)
@@ -121,6 +131,8 @@ def autocontrast(images: Tensor, amounts: Amounts = ()) -> Tensor:
 
 def equalize(images: Tensor, amounts: Amounts = ()) -> Tensor:
     """Flatten the histogram of each channel; there is no amount."""
+    # ImageOps.equalize: step is the pixels but for those of the highest value, over 255; the table is the number of pixels
+    # below a value, in steps, rounded by half a step. Without a step the channel stays.
     counts = _histograms(images)  # (batch, channels, 256)
     highest = images.amax(dim=(2, 3)).long()[..., None]
     step = (images.shape[-2] * images.shape[-1] - counts.gather(2, highest)) // 255
@@ -247,6 +259,7 @@ def _run(images: Tensor, jobs: Sequence[Job], fill: Fill) -> Tensor:
     arrays = (array for job in jobs for array in job.arrays)
     sent = iter(send(images.device, colour, order, np.argsort(order), *arrays))
     filling, there, back = next(sent), next(sent), next(sent)
+    # Sorted by job, so that each runs on a slice: two gathers in all, however many operations a batch drew.
     images = images.contiguous().index_select(0, there)
     room = CHUNK // max(1, math.prod(images.shape[1:]))
     pieces, start = [], 0
@@ -287,6 +300,7 @@ def pad_crop(
     images: Tensor, draw: Draw, padding: int = 4, mode: Literal["zero", "reflect"] = "zero"
 ) -> Tensor:
     """Pad each side, and cut out the old size at a random place."""
+    # 2 * padding + 1 places in each direction, all equally likely: CIFAR's usual crop.
     places = np.floor(draw.uniform("place", 2) * (2 * padding + 1)).astype(np.int64)
     return crop_padded(images, places[:, 0], places[:, 1], padding, mode)
 
@@ -304,10 +318,12 @@ def crop_padded(
             raise InputError(
                 f"pad_crop: a reflection of {padding} pixels needs larger images than {height}x{width}"
             )
+        # |i| reflects at the first pixel, h - 1 - |h - 1 - i| at the last; neither repeats the edge, as in torch's reflect.
         rows = height - 1 - abs(height - 1 - abs(rows))
         columns = width - 1 - abs(width - 1 - abs(columns))
         source, wide = images, width
     else:
+        # All that lies outside is a frame of one zero pixel, instead of a padded copy of every image.
         rows, columns = np.clip(rows + 1, 0, height + 1), np.clip(columns + 1, 0, width + 1)
         source, wide = F.pad(images, (1, 1, 1, 1)), width + 2
     row, column = send(images.device, rows * wide, columns)
@@ -328,6 +344,7 @@ def color_jitter(
     spreads = np.array([brightness, contrast, saturation, hue])
     if (spreads < 0).any() or hue > 0.5:
         raise InputError(f"color_jitter: {spreads.tolist()} must be 0 or more, and hue 0.5 at most")
+    # torchvision's ColorJitter: factors from max(0, 1 - s) to 1 + s, the hue from -h to h, in an order drawn per image.
     low, high = np.maximum(1 - spreads, 0), 1 + spreads
     low[3], high[3] = -hue, hue
     factors = low + (high - low) * draw.uniform("factor", 4)
@@ -375,6 +392,7 @@ def erase(
             images, [Assignment("Cutout", rows, boxes)], tuple(np.rint(255 * means).astype(int).tolist())
         )
     deviations = np.array(_per_channel(std, images.shape[1]))
+    # timm's noise is normal after images are normalised: mean + std * normal as a share of 255, before.
     levels = np.rint(255 * (means[:, None] + deviations[:, None] * _normal_quantiles()))
     seeds = (draw.uniform("noise")[rows, 0] * 2.0**53).astype(np.int64)
     tables = send(images.device, np.clip(levels, 0, 255).astype(np.uint8))[0]
@@ -386,7 +404,9 @@ def erase(
 def erase_boxes(random: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return boxes (images, 4) by timm's rule, the first try that fits, and for which images one did."""
     random = random.reshape(-1, 4, ERASE_TRIES)
+    # timm draws try after try; here all tries are drawn at once, so that an image takes the same numbers whichever fits.
     area = height * width * (ERASE_AREA[0] + (ERASE_AREA[1] - ERASE_AREA[0]) * random[:, 0])
+    # Log-uniform from ERASE_RATIO to its inverse: tall and wide boxes are equally likely.
     ratio = np.exp(math.log(ERASE_RATIO) * (1 - 2 * random[:, 1]))
     heights, widths = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
     fits = (heights < height) & (widths < width)
@@ -409,6 +429,7 @@ def normalize(
     On a CPU most of the time goes into fresh memory for the result: a trainer that is done with the last
     batch passes it as `out`.
     """
+    # (v - 255 mean) / (255 std): two passes in place over bytes cast once, where the formula has three.
     numbers = np.array([mean, std], np.float32).reshape(2, -1, 1, 1) * np.float32(255)
     shift, scale = send(images.device, numbers[0], 1 / numbers[1])
     values = images.float() if out is None else out.copy_(images)
@@ -474,6 +495,7 @@ def _grey(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = images.split(1, dim=1)
+    # ITU-R 601-2 luma in 1/65536 as Pillow's L24 macro rounds it: (r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16.
     # Below 2**24, so exact in float32.
     total = red.float().mul_(19595).add_(green.float(), alpha=38470).add_(blue.float(), alpha=7471)
     return total.add_(32768).mul_(2.0**-16).floor_()
@@ -520,6 +542,7 @@ def _paint_noise(tables: Tensor, images: Tensor, boxes: Tensor, seeds: Tensor, f
     Which entry is a hash of the image's seed and the pixel, in whole numbers, so the same on every device.
     """
     batch, channels, height, width = images.shape
+    # Constants of SplitMix64 as signed numbers; `&` cuts off the sign that `>>` drags in.
     words = seeds[:, None] + torch.arange(height * width, device=images.device) * -0x61C8864680B583EB
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):  # SplitMix64's
         words.bitwise_xor_((words >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)

@@ -56,6 +56,7 @@ def randaugment(images: Tensor, draw: Draw, layers: int = 2, magnitude: float = 
             if name in SIGNED:
                 amounts *= signs[rows, layer]
             elif name == "Cutout":
+                # TensorFlow's: a square of twice the amount around any pixel, cut off at the edges.
                 centre = centres[rows, layer]
                 amounts = np.concatenate([centre - amounts[:, None], centre + amounts[:, None]], axis=1)
             parts.append(Assignment(name, rows, amounts))
@@ -135,6 +136,8 @@ def parse_timm(text: str) -> TimmRandAugment:
     return TimmRandAugment(**found)
 
 
+# timm's auto_augment.py: _enhance_level_to_arg and _enhance_increasing_level_to_arg. The first runs from 0.1 to 1.9, so
+# that half of the magnitudes weaken; the second goes from 1 either way by the magnitude.
 def _enhance(level: np.ndarray, sign: np.ndarray) -> np.ndarray:
     return 1.8 * level + 0.1
 
@@ -207,6 +210,7 @@ def timm_randaugment(
 def _magnitudes(draw: Draw, wanted: TimmRandAugment) -> np.ndarray:
     """Draw magnitudes (images, layers)."""
     if wanted.deviation == float("inf"):
+        # timm's mstd above 100: magnitudes are uniform from 0.
         drawn = wanted.magnitude * draw.uniform("magnitude", wanted.layers)
     else:
         first, second = np.split(draw.uniform("magnitude", 2 * wanted.layers), 2, axis=1)
@@ -340,6 +344,7 @@ def autoaugment(
     if policy not in POLICIES:
         raise InputError(f"unknown AutoAugment policy {policy!r}; there are {', '.join(POLICIES)}")
     height, width = images.shape[-2:]
+    # Cubuk et al. 2018: translations up to 150 pixels of images with 331.
     ranges = Ranges(10, 0.3, (150 / 331 * height, 150 / 331 * width), 30, 0.9, 4)
     pairs = POLICIES[policy]
     chosen = np.floor(draw.uniform("pair")[:, 0] * len(pairs)).astype(int)
@@ -364,6 +369,7 @@ def trivialaugment(
     images: Tensor, draw: Draw, interpolation: Interpolation = "nearest", fill: Fill = 0
 ) -> Tensor:
     """Do one operation at a random strength: TrivialAugment with torchvision's wide ranges."""
+    # Müller and Hutter 2021, the wide space: 31 strengths, translations up to 32 pixels, turns up to 135 degrees.
     ranges = Ranges(31, 0.99, (32, 32), 135, 0.99, 6)
     operations = np.floor(draw.uniform("operation")[:, 0] * len(TRIVIAL))
     steps = np.floor(draw.uniform("strength")[:, 0] * ranges.steps).astype(int)

@@ -62,6 +62,7 @@ def keep_mask(seed: Tensor, num_heads: int, tokens: int, dropout: float) -> Tens
     return drawn & 0xFFFFFFFF >= _threshold(dropout)
 
 
+# These follow attention_triton's functions of the same names; int64 with a mask stands for uint32.
 def _scramble(x: Tensor) -> Tensor:
     x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
@@ -171,6 +172,7 @@ def plain_backward(d_out: Tensor, qkv: Tensor, seed: Tensor | None, dropout: flo
     scale, kept = 1.0 / math.sqrt(qkv.shape[4]), _kept(qkv, seed, dropout)
     p = (q @ k.transpose(-2, -1) * scale).softmax(dim=-1)
     d_p = d_y @ v.transpose(-2, -1) * kept
+    # The softmax's gradient, p * (d_p - sum(d_p * p)), and the scale of the logits.
     d_logits = p * (d_p - (d_p * p).sum(dim=-1, keepdim=True)) * scale
     d_q, d_k, d_v = d_logits @ k, d_logits.transpose(-2, -1) @ q, (p * kept).transpose(-2, -1) @ d_y
     return torch.stack([d_q, d_k, d_v]).permute(1, 3, 0, 2, 4).contiguous()
@@ -225,6 +227,7 @@ def _launch(
 ) -> None:
     """Run a kernel with one program per head, or per block of tokens of each head."""
     batch, tokens, _, heads, size = qkv.shape
+    # A block that is half empty would multiply zeros: fewer tokens, fewer rows and warps to hold them.
     while tokens <= tiles.block // 2 and tiles.block > 64:
         tiles = tiles._replace(block=tiles.block // 2, warps=max(tiles.warps // 2, 4))
     if whole_heads and tokens <= tiles.step:  # one step by 4 warps: wrong on an H200 (torch 2.11's Triton)

@@ -132,15 +132,19 @@ def forward(
         logits = tl.dot(q, tl.trans(k))
         if TOKENS % STEP != 0:
             logits = tl.where(keys[None, :] < TOKENS, logits, float("-inf"))
+        # Softmax in one pass over the keys (Milakov and Gimelshein 2018, as in FlashAttention): what was summed is shrunk when
+        # a greater logit comes.
         new_top = tl.maximum(top, tl.max(logits, 1) * LOG_SCALE)
         p = tl.exp2(logits * LOG_SCALE - new_top[:, None])
         shrink = tl.exp2(top - new_top)
+        # Before dropout: weights are divided by the sum of all of them, kept or not.
         total = total * shrink + tl.sum(p, 1)
         if THRESHOLD > 0:
             drawn = codes_q[:, None] * token_codes(base_k, keys)[None, :]
             p = tl.where(drawn >= THRESHOLD, p, zero)
         y = tl.dot(p.to(v.dtype), v, y * shrink[:, None])
         top = new_top
+    # KEPT, which inverted dropout divides by, is taken in with the sum: once a query, not once a weight.
     store(out + image * WIDTH + within, queries, y / (total * KEPT)[:, None], WIDTH, SIZE, TOKENS, BLOCK)
     tl.store(lse + head * TOKENS + queries, top + tl.log2(total), mask=queries < TOKENS)
 
@@ -197,6 +201,7 @@ def backward(
             # KEPT is taken out of the gradients of all weights here and put back once, at the end.
             if block == 0:
                 y = load(out, queries, WIDTH, SIZE, TOKENS, STEP)
+                # FlashAttention's shortcut: sum(d_p * p) over the keys is d_y . y, one number a query.
                 inner = tl.sum(d_y.to(tl.float32) * y.to(tl.float32), 1) * KEPT
                 if BLOCKS > 1:
                     tl.store(delta + queries, inner, mask=queries < TOKENS)
@@ -205,6 +210,7 @@ def backward(
             # Tiles stand as (keys, queries): so the products for d_v and d_k take them from registers.
             logits = tl.dot(k, tl.trans(q))
             d_p = tl.dot(v, tl.trans(d_y))
+            # Weights are computed again from the saved log-sum-exp, not kept: memory grows with tokens, not with their square.
             p = tl.exp2(logits * LOG_SCALE - log_sum[None, :])
             if (block + 1) * BLOCK > TOKENS:
                 p = tl.where(keys[:, None] < TOKENS, p, 0.0)
@@ -223,6 +229,7 @@ def backward(
             if block < BLOCKS - 1:
                 store(partial, queries, d_q, SIZE, SIZE, TOKENS, STEP)
             else:
+                # LOG_SCALE * LN_2 is 1 / sqrt(size), the scale of the logits.
                 d_q *= LOG_SCALE * LN_2 / KEPT
                 store(d_qkv, queries, d_q, 3 * WIDTH, SIZE, TOKENS, STEP)
         d_k *= LOG_SCALE * LN_2 / KEPT

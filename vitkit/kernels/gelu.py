@@ -33,13 +33,16 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> Tensor:
         x = ctx.saved_tensors[0].float()
         share, bell = share_below(x)
+        # (x * share)' = share + x * density, the density being bell / sqrt(2 pi).
         return (d_y.float() * (share + x * bell * (1 / math.sqrt(2 * math.pi)))).to(d_y.dtype)
 
 
 def share_below(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the share of a normal distribution below x, and exp(-x^2 / 2)."""
     bell = torch.exp(-0.5 * x * x)
+    # Formula 7.1.26 is for erf(x / sqrt(2)), hence STEP / sqrt(2); its exp(-x^2 / 2) serves the gradient too.
     t = 1.0 / (1.0 + STEP / math.sqrt(2.0) * x.abs())
+    # Horner's scheme: a product and a sum a term, which a GPU fuses.
     tail = t * TERMS[4] + TERMS[3]
     for term in TERMS[2::-1]:
         tail = tail * t + term

@@ -11,7 +11,9 @@ from torch import Tensor
 from vitkit.kernels import runs_triton
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-POSITIONS, MAX_CHANNELS, WARPS = 16, 128, 4  # of one program
+# Of one program. Neighbouring threads take neighbouring channels, which lie side by side in memory; 16 windows of 128
+# channels are 16 values for each of 128 threads.
+POSITIONS, MAX_CHANNELS, WARPS = 16, 128, 4
 
 
 def relu_pool(x: Tensor) -> Tensor:

@@ -102,6 +102,8 @@ def backward(
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     image, row, column = window // (ROWS * COLUMNS), window // COLUMNS % ROWS, window % COLUMNS
     mine = (window < windows)[:, None]
+    # Each input place gathers from the windows that cover it, four at most: no two programs add to one place, so that sums
+    # have one order and need no atomics.
     # Windows that cover one of these places: their own, and those right of, below and aslant from it.
     place, exists = at(image, row, column, channels, ROWS, COLUMNS, CHANNELS)
     own, d_own = read(d_y, chosen, place, exists & mine)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROWS, COLUMNS, STEP, WARPS = 32, 64, 32, 4  # of one program, and pixels that it takes in at a time
+# Rows and columns of one program's tile, pixels that it takes in at a time, and warps: small tiles, since images from
+# memory are small (CIFAR's are one tile high and half a tile wide).
+ROWS, COLUMNS, STEP, WARPS = 32, 64, 32, 4
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ROUND = tl.constexpr(
-    12582912.0
-)  # added and taken away again, it rounds to the nearest whole number, halves to even
+# 1.5 * 2**23, where float32 has no fractions: added and taken away again, it rounds halves to even as torch.round does.
+ROUND = tl.constexpr(12582912.0)
 
 
 @triton.jit
@@ -45,11 +44,13 @@ def resample(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for left in range(0, width, STEP):
         js = left + tl.arange(0, STEP)
+        # rows @ image for STEP columns, then its share of the product with columns^T: nothing between them leaves the chip.
         part = tl.zeros((ROWS, STEP), tl.float32)
         for top in range(0, height, STEP):
             below = top + tl.arange(0, STEP)
             weights = load(rows, ys, below, new_height, height)
             pixels = load(images, below, js, height, width).to(tl.float32)
+            # Tensor cores at nearly float32's precision: three TF32 products of split numbers, so that pixels equal plain PyTorch's.
             part = tl.dot(weights, pixels, part, input_precision="tf32x3")
         weights = load(columns, xs, js, new_width, width)
         total = tl.dot(part, tl.trans(weights), total, input_precision="tf32x3")
