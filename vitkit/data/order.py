@@ -1,4 +1,4 @@
-"""Which image stands where: the order of a run as a function of the seed and the position, for any position at once."""
+"""The order of training images: which image stands at which position, a function of the seed and the position alone."""
 
 from __future__ import annotations
 
