@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+import types
+import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, Union
+
+R = TypeVar("R", bound="Result")
 
 
 @dataclass(frozen=True)
@@ -44,3 +48,28 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, str) else value
+
+
+def from_json(kind: type[R], document: Mapping[str, Any]) -> R:
+    """Return the result that `to_json` made a document of; keys that are no fields are ignored."""
+    hints = typing.get_type_hints(kind)
+    keys = {field.name: field.metadata.get("json", field.name) for field in dataclasses.fields(kind)}
+    return kind(
+        **{name: _restored(hints[name], document[key]) for name, key in keys.items() if key in document}
+    )
+
+
+def _restored(hint: Any, value: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if value is None:
+        return None
+    if origin in (Union, types.UnionType):
+        return _restored(next(option for option in arguments if option is not type(None)), value)
+    if isinstance(hint, type) and issubclass(hint, Result):
+        return from_json(hint, value)
+    if origin in (tuple, list, Sequence):
+        entries = [_restored(arguments[0], entry) for entry in value]
+        return entries if origin is list else tuple(entries)
+    if origin in (dict, Mapping):
+        return {key: _restored(arguments[1], entry) for key, entry in value.items()}
+    return value

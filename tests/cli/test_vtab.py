@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+import vitkit
 from vitkit.data.sources.vtab import TASKS
+from vitkit.runs import RunFolder
+from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult
 
 Vit = Callable[..., Any]
 
@@ -20,12 +23,12 @@ def finetune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Stand in for what trains: a task named in the list it returns fails."""
     failing: list[str] = []
 
-    def run(model: str, data: str, changes: list[str], **options: Any) -> dict[str, Any]:
-        if any(name in data for name in failing):
+    def run(request: FinetuneRequest, make: object, path: Path, **options: Any) -> FinetuneResult:
+        if any(name in request.data for name in failing):
             raise RuntimeError("no luck")
-        return {"status": "done", "run": options["run"], "accuracy": 0.5, "std": 0.01, "seconds": 1.0}
+        return FinetuneResult(request, "done", str(path), accuracy=0.5, std=0.01, seconds=1.0)
 
-    monkeypatch.setattr("vitkit.transfer.finetune.finetune", run)
+    monkeypatch.setattr("vitkit.transfer.vtab.run.run_finetuning", run)
     monkeypatch.setattr("vitkit.training.estimate.matrix_rate", lambda *_: 1e11)
     monkeypatch.chdir(tmp_path)
     for name in ("dtd", "eurosat"):
@@ -95,3 +98,34 @@ def test_practice_has_no_paper_beside_it(vit: Vit) -> None:
     assert "ViT-H/14" not in answer.out and "not the official images" not in answer.out
     assert "practice on shapes, mean of 6 tasks" in answer.out
     assert "1 of 1 task " in answer.out and "1 of 1 tasks" not in answer.out
+
+
+def test_force_removes_what_the_run_wrote_and_nothing_else(vit: Vit, tmp_path: Path) -> None:
+    assert vit("vtab", "Ti/16", "vtab", "--run", "mine").status == 0
+    (tmp_path / "runs" / "mine" / "notes.txt").write_text("mine")
+    assert vit("vtab", "Ti/16", "vtab", "--run", "mine", "--force", "--protocol", "light").status == 0
+    assert (tmp_path / "runs" / "mine" / "notes.txt").read_text() == "mine"
+    stranger = tmp_path / "runs" / "stranger"
+    (stranger / "src").mkdir(parents=True)
+    (stranger / "vtab.json").write_text("{}")
+    answer = vit("vtab", "Ti/16", "vtab", "--run", "stranger", "--force")
+    assert answer.status == 2 and "so --force will not delete it" in answer.err
+    assert (stranger / "src").is_dir()
+
+
+def test_force_keeps_the_model_that_it_starts_from(vit: Vit, tmp_path: Path) -> None:
+    assert vit("vtab", "Ti/16", "shapes", "--tasks", "count", "--run", "v1").status == 0
+    vitkit.save(vitkit.create_model("Ti/16", depth=1, num_classes=3), "runs/v1/count/model")
+    answer = vit("vtab", "runs/v1/count/model", "shapes", "--tasks", "x", "--run", "v1", "--force")
+    assert (answer.status, answer.out) == (2, "")
+    assert "which this run reads, where it would write: choose another --run" in answer.err
+    assert (tmp_path / "runs" / "v1" / "count" / "model" / "config.json").is_file()
+
+
+def test_force_does_not_pull_a_live_run_away(vit: Vit, tmp_path: Path) -> None:
+    assert vit("vtab", "Ti/16", "shapes", "--tasks", "count", "--run", "mine").status == 0
+    record = json.loads((tmp_path / "runs" / "mine" / "vtab.json").read_text())
+    with RunFolder("runs/mine", record["settings"], kind="vtab", is_shared=True):
+        answer = vit("vtab", "Ti/16", "shapes", "--tasks", "count", "--run", "mine", "--force")
+    assert answer.status == 2 and "runs/mine is in use" in answer.err
+    assert (tmp_path / "runs" / "mine" / "count.json").is_file()

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,29 @@ from PIL import Image
 import vitkit
 from vitkit.cli.finetune import print_result
 from vitkit.costs import cost_of
+from vitkit.data.sources.folder import open_folder
+from vitkit.data.sources.source import Source
+from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features
 from vitkit.evaluation.probe import Probe
-from vitkit.runs import read_config, read_metrics
+from vitkit.notes import kind_of
+from vitkit.results import from_json
+from vitkit.runs import RunFolder, read_config, read_metrics
 from vitkit.runs.reading import read_runs
 from vitkit.training.estimate import SHARE, in_words
 from vitkit.training.log import Silent
-from vitkit.transfer.finetune import HEAD_ALONE, choose_rate, finetune
+from vitkit.transfer.finetune import (
+    HEAD_ALONE,
+    FinetuneResult,
+    TriedRate,
+    choose_rate,
+    finetune,
+    settle_steps,
+)
 from vitkit.transfer.head import FittedHead, fit_head
-from vitkit.transfer.plan import Part, make_plan
+from vitkit.transfer.plan import make_plan
+from vitkit.weights.load import LoadedModel, read_model
 
 TINY = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 16, "patch": 4, "image_size": 8}
 PAPER = ["protocol=paper", "image_size=8", "duration=4", "schedule.warmup=1", "batch_size=16"]
@@ -54,15 +67,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_papers_protocol_to_the_end(model: str) -> None:
     result = finetune(model, DATA, PAPER, device="cpu")
-    assert (result["status"], result["protocol"], result["steps"], result["kept"]) == (
+    assert (result.status, result.protocol, result.steps, result.kept) == (
         "done",
         "paper",
         4,
         "weights of step 4",
     )
-    assert (result["train_images"], result["test_images"], result["image_size"]) == (300, 382, [8, 8])
-    assert result["run"].startswith("runs/finetune-tiny-digits-")
-    predictor = vitkit.load(result["run"], device="cpu")
+    assert (result.train_images, result.test_images, result.image_size) == (300, 382, (8, 8))
+    assert result.run.startswith("runs/finetune-tiny-digits-")
+    predictor = vitkit.load(result.run, device="cpu")
     assert predictor.class_names == tuple(map(str, range(10)))
     assert predictor.model.config.pre_logits == 0
     test = vitkit.open_data("digits:test")
@@ -70,28 +83,28 @@ def test_the_papers_protocol_to_the_end(model: str) -> None:
         row[0]["index"] == label
         for row, label in zip(predictor.predict(test.images), test.labels, strict=True)
     ]
-    assert result["accuracy"] == pytest.approx(np.mean(right), abs=0.01)
-    assert {path.name for path in Path(result["run"], "evaluation").iterdir()} >= {
+    assert result.accuracy == pytest.approx(np.mean(right), abs=0.01)
+    assert {path.name for path in Path(result.run, "evaluation").iterdir()} >= {
         "confusion.png",
         "mistakes.png",
     }
     said: list[str] = []
     again = finetune(model, DATA, PAPER, device="cpu", listener=Noting(said))
     assert again == result
-    assert said == [f"{result['run']} is done already; --force begins anew"]
+    assert said == [f"{result.run} is already finished; --force starts over"]
 
 
 def test_an_average_is_named_as_what_was_kept(model: str) -> None:
     result = finetune(model, DATA, [*PAPER, "average=0.5"], run="run", device="cpu")
-    assert result["kept"] == "average of weights of step 4"
+    assert result.kept == "average of weights of step 4"
     measured = read_metrics("runs/run/seed-0/run")[-1]
-    assert result["accuracy"] == pytest.approx(measured["test_ema/accuracy"], abs=1e-6)
+    assert result.accuracy == pytest.approx(measured["test_ema/accuracy"], abs=1e-6)
 
 
 def test_a_new_head_is_zero_and_test_is_measured_once(model: str) -> None:
     changes = [*PAPER, "optimizer.learning_rate=1e-12"]
     result = finetune(model, DATA, changes, run="run", device="cpu")
-    weights = vitkit.load(result["model"], device="cpu").model.state_dict()
+    weights = vitkit.load(result.model, device="cpu").model.state_dict()
     assert weights["head.weight"].abs().max() < 1e-6
     measured = [line for line in read_metrics("runs/run/seed-0/run") if "test/accuracy" in line]
     assert [line["step"] for line in measured] == [4]
@@ -99,48 +112,46 @@ def test_a_new_head_is_zero_and_test_is_measured_once(model: str) -> None:
 
 def test_a_quick_run_is_never_worse_than_its_head_on_what_it_chooses_by(model: str) -> None:
     result = finetune(model, DATA, [*QUICK, "optimizer.learning_rate=100", "evaluate_every=4"], device="cpu")
-    assert result["kept"] == "the fitted head alone"
+    assert result.kept == "the fitted head alone"
     predictor = vitkit.load(model, device="cpu")
     predictor.model.reset_head(10)
     train, test = (frozen_features(predictor, data, default="train") for data in (DATA, "digits:test"))
     probe = Probe().fit(train.x, train.labels)
     expected = float((probe.predict(test.x) == test.labels).mean())
-    assert result["accuracy"] == pytest.approx(expected, abs=0.003)
+    assert result.accuracy == pytest.approx(expected, abs=0.003)
 
 
 def test_quick_steps_fit_the_time_and_are_kept_on_resume(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.transfer import finetune as module
-
     pace = 6.0
     monkeypatch.setattr("vitkit.transfer.finetune.seconds_per_step", lambda *_: pace)
     result = finetune(model, DATA, ["protocol=quick", "minutes=0.5"], run="run", device="cpu")
-    assert result["steps"] == 5
+    assert result.steps == 5
     pace = 1e-9
-    plan = module.make_plan(model, DATA, ["protocol=quick", "minutes=0.5"], "cpu")
-    assert module.settle_steps(plan, Path("runs/run"), "cpu", Silent(), runs=1) == 5
+    plan = make_plan(model, DATA, ["protocol=quick", "minutes=0.5"], "cpu")
+    assert settle_steps(plan, Path("runs/run"), "cpu", Silent(), runs=1) == 5
     said: list[str] = []
     pace = 6.0
-    module.settle_steps(plan, Path("runs/other"), "cpu", Noting(said), runs=7)
+    settle_steps(plan, Path("runs/other"), "cpu", Noting(said), runs=7)
     assert said[-1] == (
         "estimated time: 5.7 minutes in all: 7 runs, each 19 seconds for features and 30 seconds for 5 steps "
         "of 32 images (6 s a step, 0.5 epochs)"
     )
     pace = 1e-9
-    assert module.settle_steps(plan, Path("runs/other"), "cpu", Silent(), runs=1) == 20 * 300 // 32
+    assert settle_steps(plan, Path("runs/other"), "cpu", Silent(), runs=1) == 20 * 300 // 32
 
 
 def test_a_sweep_chooses_on_a_part_of_train_and_then_takes_all_of_it(model: str) -> None:
     result = finetune(model, "digits", [*PAPER, "duration=3"], sweep="lr", run="run", device="cpu")
-    assert [row["learning_rate"] for row in result["sweep_results"]] == [0.001, 0.003, 0.01, 0.03]
-    top = max(row["accuracy"] for row in result["sweep_results"])
-    rates = [row["learning_rate"] for row in result["sweep_results"] if row["accuracy"] == top]
-    assert result["learning_rate"] == rates[len(rates) // 2]
-    assert result["seconds"] > sum(row["seconds"] for row in result["sweep_results"])
+    assert [row.learning_rate for row in result.sweep_results] == [0.001, 0.003, 0.01, 0.03]
+    top = max(row.accuracy for row in result.sweep_results)
+    rates = [row.learning_rate for row in result.sweep_results if row.accuracy == top]
+    assert result.learning_rate == rates[len(rates) // 2]
+    assert result.seconds > sum(row.seconds for row in result.sweep_results)
     swept = read_config("runs/run/sweep/0.01/run")["data"]
     assert (swept["train"], swept["evaluate"]) == ("digits:train[:90%,seed=0]", "digits:train[90%:,seed=0]")
     last = read_config("runs/run/seed-0/run")
     assert (last["data"]["train"], last["data"]["evaluate"]) == ("digits:train", "digits:test")
-    assert last["optimizer"]["learning_rate"] == result["learning_rate"]
+    assert last["optimizer"]["learning_rate"] == result.learning_rate
     with pytest.raises(InputError) as raised:
         finetune(model, DATA, PAPER, sweep="lr", device="cpu")
     assert str(raised.value) == (
@@ -156,7 +167,7 @@ def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     options: dict[str, Any] = {"sweep": "lr", "seeds": 2, "run": "run", "device": "cpu"}
     changes = [*PAPER, "head_first=true"]
     stopped = finetune(model, "digits", changes, **options, listener=StoppingLater(said, runs=2))
-    assert stopped["status"] == "stopped"
+    assert stopped.status == "stopped"
     times = [line for line in said if "estimated time" in line]
     # 4 learning rates and 2 seeds, each 4 steps of 16 images, features of 1,157 and answers to 382.
     macs = cost_of(vitkit.load(model, device="cpu").model.config).macs
@@ -166,7 +177,7 @@ def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     assert sum(line.startswith("shorter: ") for line in said) == 1
     assert not any(line.startswith("cost: ") for line in said)
     said.clear()
-    assert finetune(model, "digits", changes, **options, listener=Noting(said))["status"] == "done"
+    assert finetune(model, "digits", changes, **options, listener=Noting(said)).status == "done"
     assert [line.rpartition(": ")[2] for line in said if "estimated time" in line] == ["5 runs"]
 
 
@@ -184,10 +195,10 @@ def test_a_quick_sweep_ends_with_what_it_chose_on_all_of_train(
     changes = [*QUICK, "data.evaluate=digits:val"]
     result = finetune(model, "digits", changes, sweep="lr", run="run", device="cpu")
     if accuracy < 0:
-        assert (result["kept"], result["steps"]) == ("weights of step 4", 4)
+        assert (result.kept, result.steps) == ("weights of step 4", 4)
         assert read_config("runs/run/seed-0/run")["data"]["train"] == "digits:train"
         return
-    assert (result["kept"], result["steps"]) == ("the fitted head alone", 0)
+    assert (result.kept, result.steps) == ("the fitted head alone", 0)
     with pytest.raises(InputError, match="no step was trained: there are no curves to draw"):
         read_runs(Path("runs/run"))
     predictor = vitkit.load(model, device="cpu")
@@ -196,15 +207,15 @@ def test_a_quick_sweep_ends_with_what_it_chose_on_all_of_train(
         frozen_features(predictor, f"digits:{split}", default="train") for split in ("train", "val")
     )
     probe = Probe().fit(train.x, train.labels)
-    assert result["accuracy"] == pytest.approx((probe.predict(test.x) == test.labels).mean(), abs=0.005)
+    assert result.accuracy == pytest.approx((probe.predict(test.x) == test.labels).mean(), abs=0.005)
 
 
 def test_seeds_give_mean_and_deviation(model: str) -> None:
     result = finetune(model, DATA, [*PAPER, "optimizer.learning_rate=0.5"], seeds=2, run="run", device="cpu")
-    values = result["values"]
+    values = result.values
     assert [read_config(f"runs/run/seed-{seed}/run")["seed"] for seed in (0, 1)] == [0, 1]
     expected = (statistics.mean(values), statistics.stdev(values))
-    assert (result["accuracy"], result["std"]) == pytest.approx(expected)
+    assert (result.accuracy, result.std) == pytest.approx(expected)
     first, second = (
         vitkit.load(f"runs/run/seed-{seed}/run", device="cpu").model.state_dict()["head.weight"]
         for seed in (0, 1)
@@ -215,11 +226,11 @@ def test_seeds_give_mean_and_deviation(model: str) -> None:
 def test_a_stopped_run_goes_on_to_the_same_end(model: str) -> None:
     straight = finetune(model, DATA, QUICK, run="straight", device="cpu")
     stopped = finetune(model, DATA, QUICK, run="stopped", device="cpu", listener=Stopping(2))
-    assert stopped["status"] == "stopped"
+    assert stopped.status == "stopped"
     resumed = finetune(model, DATA, QUICK, run="stopped", device="cpu")
-    assert resumed["values"] == straight["values"]
-    theirs = vitkit.load(straight["model"], device="cpu").model.state_dict()
-    for name, tensor in vitkit.load(resumed["model"], device="cpu").model.state_dict().items():
+    assert resumed.values == straight.values
+    theirs = vitkit.load(straight.model, device="cpu").model.state_dict()
+    for name, tensor in vitkit.load(resumed.model, device="cpu").model.state_dict().items():
         assert torch.equal(tensor, theirs[name])
 
 
@@ -245,30 +256,24 @@ def test_asked_to_stop_between_runs_it_stops(model: str, when: str, monkeypatch:
         monkeypatch.setattr(places[when], asking(getattr(importlib.import_module(module), name)))
     options: dict[str, Any] = {"seeds": 2, "run": "run", "device": "cpu"}
     stopped = finetune(model, DATA, QUICK, **options, listener=listener)
-    assert asked and stopped["status"] == "stopped"
+    assert asked and stopped.status == "stopped"
     assert not Path("runs/run/seed-1").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert finetune(model, DATA, QUICK, **options)["status"] == "done"
+    assert finetune(model, DATA, QUICK, **options).status == "done"
 
 
 def test_an_image_of_test_that_cannot_be_read_loses_nothing(model: str, tmp_path: Path) -> None:
-    for split, name in itertools.product(("train", "test"), ("cat", "dog")):
-        folder = tmp_path / "photos" / split / name
-        folder.mkdir(parents=True)
-        for number in range(4):
-            Image.new("RGB", (8, 8), (60 * number, 90 if name == "cat" else 200, 7)).save(
-                folder / f"{number}.png"
-            )
+    write_photos(tmp_path / "photos", ("train", "test"))
     bad = tmp_path / "photos" / "test" / "cat" / "0.png"
     whole = bad.read_bytes()
     bad.write_bytes(whole[:40])
     with pytest.raises(
         InputError,
-        match="^cannot read .*what was trained is kept: put that right, and the same command goes on$",
+        match="^cannot read .*what was trained is kept: put that right, and the same command resumes$",
     ):
         finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu")
     bad.write_bytes(whole)
-    assert finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu")["status"] == "done"
+    assert finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu").status == "done"
 
 
 def test_a_quick_run_has_a_step_that_changes_something(model: str) -> None:
@@ -280,12 +285,15 @@ def test_a_quick_run_has_a_step_that_changes_something(model: str) -> None:
 def test_another_request_in_the_same_run_is_refused(model: str) -> None:
     finetune(model, DATA, PAPER, run="run", device="cpu")
     with pytest.raises(
-        InputError, match=r"^runs/run holds another fine-tuning: changes is .* name another run, or"
+        InputError, match=r"^runs/run holds a run with other settings: changes is .* choose another --run, or"
     ):
         finetune(model, DATA, [*PAPER, "seed=3"], run="run", device="cpu")
     Path("runs/busy").mkdir()
     Path("runs/busy/notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="^runs/busy exists and holds no fine-tuning: name another run$"):
+    with pytest.raises(
+        InputError,
+        match="^runs/busy holds 'notes.txt' and no finetune.json: not a fine-tuning; choose another --run$",
+    ):
         finetune(model, DATA, PAPER, run="busy", device="cpu", force=True)
     assert Path("runs/busy/notes.txt").read_text() == "mine"
 
@@ -295,7 +303,7 @@ def test_freezing_leaves_weights_as_they_were(model: str) -> None:
         model, DATA, [*PAPER, 'optimizer.freeze=["blocks.*", "patch_embed.*"]'], run="run", device="cpu"
     )
     before = vitkit.load(model, device="cpu").model.state_dict()
-    after = vitkit.load(result["model"], device="cpu").model.state_dict()
+    after = vitkit.load(result.model, device="cpu").model.state_dict()
     for name, tensor in before.items():
         if name.startswith(("blocks.", "patch_embed.")):
             assert torch.equal(tensor, after[name])
@@ -307,12 +315,13 @@ def test_a_head_first_of_every_family_answers_as_the_probe(name: str, tmp_path: 
     torch.manual_seed(0)
     size = {"image_size": 32}
     vitkit.save(vitkit.create_model(name, num_classes=3, **size), tmp_path / "model")
-    part = Part("shapes:train[:40,size=32]", None)
+    data = "shapes:train[:40,size=32]"
     changes = ["protocol=quick", "duration=1", "data.evaluate=shapes:test[:10,size=32]"]
-    plan = make_plan(str(tmp_path / "model"), part.train, changes, "cpu")
-    fitted = fit_head(plan.config(part), part, tmp_path / "head", "cpu", Silent())
+    plan = make_plan(str(tmp_path / "model"), data, changes, "cpu")
+    inputs = plan.inputs(plan.whole)
+    fitted = fit_head(plan.config(plan.whole), inputs, None, tmp_path / "head", "cpu", Silent())
     predictor = vitkit.load(fitted.path, device="cpu")
-    found = frozen_features(predictor, part.train, default="train")
+    found = frozen_features(predictor, data)
     probe = Probe().fit(found.x, found.labels)
     logits = predictor.model.classify(torch.from_numpy(np.array(found.x))).detach().numpy()
     assert np.array_equal(logits.argmax(1), probe.predict(found.x))
@@ -325,8 +334,8 @@ def test_test_images_choose_nothing(model: str) -> None:
     measured = [
         line["val/accuracy"] for line in read_metrics("runs/run/seed-0/run") if "val/accuracy" in line
     ]
-    assert result["accuracy"] == pytest.approx(measured[-1], abs=0.01)
-    assert len(set(measured)) > 1 and result["kept"] == f"weights of step {result['steps']}"
+    assert result.accuracy == pytest.approx(measured[-1], abs=0.01)
+    assert len(set(measured)) > 1 and result.kept == f"weights of step {result.steps}"
 
 
 def test_a_given_seed_is_where_seeds_begin(model: str) -> None:
@@ -337,13 +346,13 @@ def test_a_given_seed_is_where_seeds_begin(model: str) -> None:
 def test_a_sweep_ranks_what_it_keeps() -> None:
     said: list[str] = []
     rows = [
-        {"learning_rate": rate, "accuracy": value, "kept": "weights of step 4"}
+        TriedRate(rate, value, "weights of step 4", 1.0)
         for rate, value in ((0.1, 0.2), (0.3, 0.5), (1.0, 0.5))
     ]
     assert choose_rate(rows, Noting(said)) == 1.0
     assert choose_rate(rows[:2], Noting(said)) == 0.3
     assert "2 learning rates did equally well" in said[0] and "at the end of the grid" in said[1]
-    choose_rate([{**row, "kept": HEAD_ALONE} for row in rows], Noting(said))
+    choose_rate([replace(row, kept=HEAD_ALONE) for row in rows], Noting(said))
     assert said[2] == "the head alone did best on the dev split, which no learning rate changes"
 
 
@@ -353,7 +362,7 @@ def test_force_deletes_nothing_before_the_new_run_is_possible(model: str) -> Non
         finetune(model, "digits:trian", PAPER, run="run", device="cpu", force=True)
     for start in ("runs/run/model", "runs/run", "runs/run@last", "Ti/16@runs/run/model"):
         with pytest.raises(
-            InputError, match="^runs/run holds .*, where the fine-tuning starts: name another"
+            InputError, match="^runs/run holds .*, which this run reads, where it would write"
         ):
             finetune(start, DATA, PAPER, run="run", device="cpu", force=True)
     assert Path("runs/run/model/config.json").is_file()
@@ -366,7 +375,7 @@ def test_a_start_that_failed_leaves_the_name_free(model: str, monkeypatch: pytes
         patch.setattr("vitkit.transfer.finetune.train_config", lambda *_, **__: _raise())
         with pytest.raises(RuntimeError):
             finetune(model, DATA, PAPER, run="run", device="cpu")
-    assert finetune(model, DATA, [*PAPER, "seed=3"], run="run", device="cpu")["status"] == "done"
+    assert finetune(model, DATA, [*PAPER, "seed=3"], run="run", device="cpu").status == "done"
 
 
 def _raise() -> None:
@@ -379,7 +388,7 @@ def test_a_head_is_new_even_where_class_names_are_the_same(model: str, tmp_path:
     vitkit.save(vitkit.create_model("Ti/16", num_classes=10, **TINY), tmp_path / "ten", class_names=names)
     changes = [*PAPER, "optimizer.learning_rate=1e-12"]
     result = finetune(str(tmp_path / "ten"), DATA, changes, run="run", device="cpu")
-    assert vitkit.load(result["model"], device="cpu").model.state_dict()["head.weight"].abs().max() < 1e-6
+    assert vitkit.load(result.model, device="cpu").model.state_dict()["head.weight"].abs().max() < 1e-6
 
 
 def test_a_quick_run_of_an_untrained_model_is_the_same_each_time() -> None:
@@ -387,7 +396,7 @@ def test_a_quick_run_of_an_untrained_model_is_the_same_each_time() -> None:
         f"model.{name}={value}" for name, value in TINY.items() if name not in ("image_size", "patch")
     ]
     found = [
-        finetune("Ti/16", DATA, [*QUICK, *settings, "image_size=16"], run=run, device="cpu")["values"]
+        finetune("Ti/16", DATA, [*QUICK, *settings, "image_size=16"], run=run, device="cpu").values
         for run in ("one", "two")
     ]
     assert found[0] == found[1]
@@ -405,11 +414,91 @@ def test_several_labels_are_learned_without_a_head_first(
         )
     (tmp_path / "labels.csv").write_text("path,label,split\n" + "\n".join(lines) + "\n")
     result = finetune(model, str(tmp_path / "labels.csv"), [*QUICK, "batch_size=4"], run="run", device="cpu")
-    assert result["metric"] == "mean_average_precision"
+    assert result.metric == "mean_average_precision"
     print_result(result)
     assert "results: runs/run/evaluation; model: runs/run/model" in capsys.readouterr().err.splitlines()
     with pytest.raises(InputError, match="head_first fits one label an image"):
         finetune(model, str(tmp_path / "labels.csv"), [*QUICK, "head_first=true"], run="other", device="cpu")
+
+
+def write_photos(folder: Path, splits: Sequence[str], count: int = 4) -> None:
+    for split, name in itertools.product(splits, ("cat", "dog")):
+        (folder / split / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = Image.new("RGB", (8, 8), (60 * number, 90 if name == "cat" else 200, len(split)))
+            pixels.save(folder / split / name / f"{number}.png")
+
+
+def test_each_split_is_opened_once_and_the_start_is_loaded_once(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quick fine-tuning of two seeds with timing, a head, images to choose by, and measurement on test."""
+    write_photos(tmp_path / "photos", ("train", "val", "test"))
+    opened: list[str] = []
+    loaded: list[str] = []
+
+    def opening(path: str, spec: DataSpec, *arguments: Any) -> Source:
+        source = open_folder(path, spec, *arguments)
+        opened.append(source.split)
+        return source
+
+    def loading(path: Path, *arguments: Any) -> LoadedModel:
+        loaded.append(str(path))
+        return read_model(path, *arguments)
+
+    monkeypatch.setattr("vitkit.data.sources.folder.open_folder", opening)
+    monkeypatch.setattr("vitkit.weights.load.read_model", loading)
+    said: list[str] = []
+    changes = ["protocol=quick", "minutes=1e-9", "batch_size=4"]
+    options: dict[str, Any] = {"seeds": 2, "run": "run", "device": "cpu", "listener": Noting(said)}
+    result = finetune(model, str(tmp_path / "photos"), changes, **options)
+    assert result.status == "done"
+    assert sorted(opened) == ["test", "train", "val"]
+    assert loaded.count(model) == 1
+    assert not any("head" in Path(path).parts for path in loaded if path not in result.models)
+    data = [line for line in said if kind_of(line) in ("data", "model")]
+    assert len(set(data)) == len(data)
+
+
+def test_a_model_and_a_source_are_taken_by_value(model: str) -> None:
+    by_name = finetune(model, DATA, PAPER, run="name", device="cpu")
+    loaded, source = vitkit.load(model, device="cpu"), vitkit.open_data(DATA)
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    by_value = finetune(loaded, source, PAPER, run="value", device="cpu")
+    assert by_value.values == by_name.values and by_value.request == by_name.request
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.model.state_dict().items())
+
+
+def test_a_result_reads_as_it_was_written(model: str) -> None:
+    result = finetune(model, DATA, PAPER, run="run", device="cpu")
+    written = json.loads(Path("runs/run/finetune.json").read_text())
+    assert from_json(FinetuneResult, written) == result
+    assert result.to_json() == {name: written[name] for name in result.to_json()}
+    assert "mean_average_precision" not in result.to_json()
+
+
+def test_force_keeps_photos_that_lie_in_the_run(model: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"run": "./ft", "device": "cpu"}
+    finetune(model, DATA, PAPER, **options)
+    write_photos(tmp_path / "ft" / "photos", ("train", "test"))
+    result = finetune(model, "./ft/photos", PAPER, **options, force=True)
+    assert result.status == "done"
+    assert len(list((tmp_path / "ft" / "photos").rglob("*.png"))) == 16
+    write_photos(tmp_path / "ft" / "evaluation" / "mine", ("train", "test"))
+    with pytest.raises(InputError, match="which this run reads, where it would write: choose another --run"):
+        finetune(model, "./ft/evaluation/mine", PAPER, **options, force=True)
+    assert len(list((tmp_path / "ft" / "evaluation" / "mine").rglob("*.png"))) == 16
+
+
+def test_force_does_not_pull_a_live_run_away(model: str) -> None:
+    finetune(model, DATA, PAPER, run="run", device="cpu")
+    settings = json.loads(Path("runs/run/finetune.json").read_text())["settings"]
+    with (
+        RunFolder("runs/run", settings, kind="finetune"),
+        pytest.raises(InputError, match="^runs/run is in use by process"),
+    ):
+        finetune(model, DATA, PAPER, run="run", device="cpu", force=True)
+    assert Path("runs/run/model/config.json").is_file()
 
 
 class Noting(Silent):

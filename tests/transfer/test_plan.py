@@ -11,14 +11,13 @@ from PIL import Image
 import vitkit
 from vitkit.data.open import open_data
 from vitkit.data.pipeline import parse_pipeline
-from vitkit.data.spec import as_spec
 from vitkit.errors import InputError
 from vitkit.evaluation.features import load_frozen
 from vitkit.models.configs import Preprocessing, write_size
 from vitkit.models.names import model_config
 from vitkit.training.build import build_model, resolve_periods
 from vitkit.training.schedules import build_schedule
-from vitkit.transfer.plan import Part, cut, make_plan
+from vitkit.transfer.plan import TrainDev, cut_train, make_plan
 from vitkit.transfer.protocols import PAPER, fitting_size, hyper_rule, in_proportion
 
 TINY = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 16, "patch": 4, "image_size": 8}
@@ -136,7 +135,7 @@ def test_the_papers_protocol(model: str) -> None:
 def test_learning_rates_of_the_papers_schedule(model: str) -> None:
     changes = ["protocol=paper", "image_size=8", "duration=10000", "schedule.warmup=500"]
     config = make_plan(model, "digits", [*changes, "optimizer.learning_rate=0.03"], "cpu").config(
-        Part("digits:train", None)
+        TrainDev(open_data("digits:train"))
     )
     periods = resolve_periods(config, 1157)
     rate = build_schedule(config.schedule, 0.03, periods.total, periods.per_epoch)
@@ -159,16 +158,24 @@ def test_graphs_take_whole_batches(model: str) -> None:
 
 def test_a_quick_run_chooses_by_val_and_reports_on_test(model: str) -> None:
     plan = make_plan(model, "digits", ["protocol=quick"], "cpu")
-    assert (plan.whole, plan.test) == (Part("digits:train", "digits:val"), "digits:test")
+    assert (names(plan.whole), plan.test) == (("digits:train", "digits:val"), "digits:test")
     assert plan.head_first and not plan.has_duration
     named = make_plan(model, "digits", ["protocol=quick", "data.evaluate=digits:val"], "cpu")
     assert named.test == "digits:val"
-    assert named.whole == Part("digits:train[:90%,seed=0]", "digits:train[90%:,seed=0]")
+    assert names(named.whole) == ("digits:train[:90%,seed=0]", "digits:train[90%:,seed=0]")
 
 
-def test_train_is_cut_by_class_and_slices_are_not_cut_again() -> None:
-    assert cut(as_spec("digits:train"), 2) == Part("digits:train[:98%,seed=0]", "digits:train[98%:,seed=0]")
-    assert cut(as_spec("digits:train[10shot]"), 2) is None
+def names(data: TrainDev) -> tuple[str, str | None]:
+    return data.train.data_name, None if data.dev is None else data.dev.data_name
+
+
+def test_train_is_cut_by_class() -> None:
+    parts = cut_train(open_data("digits:train"), 2)
+    assert names(parts) == ("digits:train[:98%,seed=0]", "digits:train[98%:,seed=0]")
+    for part in (parts.train, parts.dev):
+        assert part is not None
+        same = open_data(part.data_name)
+        assert np.array_equal(part.images, same.images) and np.array_equal(part.labels, same.labels)
 
 
 def folder_of_photos(root: Path, **classes: int) -> str:
@@ -250,7 +257,7 @@ def test_images_are_never_learned_from_and_reported_on(model: str, data: str) ->
 @pytest.mark.parametrize("other", ["digits:validation", "digits:dev", "digits:val[:50]"])
 def test_what_is_reported_on_is_not_chosen_by(model: str, other: str) -> None:
     plan = make_plan(model, "digits", ["protocol=quick", f"data.evaluate={other}"], "cpu")
-    assert plan.whole == Part("digits:train[:90%,seed=0]", "digits:train[90%:,seed=0]")
+    assert names(plan.whole) == ("digits:train[:90%,seed=0]", "digits:train[90%:,seed=0]")
 
 
 def test_without_images_to_choose_by_the_last_weights_are_kept(model: str) -> None:
@@ -262,13 +269,12 @@ def test_without_images_to_choose_by_the_last_weights_are_kept(model: str) -> No
 
 
 def test_a_sweep_of_a_quick_run_chooses_on_a_part_and_then_takes_all(model: str) -> None:
-    dev = cut(as_spec("digits:train"), 10)
-    assert dev is not None
+    dev = cut_train(open_data("digits:train"), 10)
     plan = make_plan(model, "digits", ["protocol=quick", "data.evaluate=digits:val"], "cpu", sweep=True)
-    assert (plan.whole, plan.tuning) == (Part("digits:train", None), dev)
+    assert (names(plan.whole), names(plan.tuning)) == (("digits:train", None), names(dev))
     assert plan.config(dev, duration=3).select == "last"  # what the last run will keep
     plan = make_plan(model, "digits", ["protocol=quick"], "cpu", sweep=True)
-    assert (plan.whole, plan.tuning) == (Part("digits:train", "digits:val"), dev)
+    assert (names(plan.whole), names(plan.tuning)) == (("digits:train", "digits:val"), names(dev))
     assert plan.config(dev, duration=3).select == "best"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import statistics
@@ -21,10 +22,11 @@ from vitkit.evaluation.imagenet import WORDNET_IDS
 from vitkit.evaluation.run import evaluate
 from vitkit.models.names import model_config
 from vitkit.transfer import suite as module
-from vitkit.transfer.finetune import HEAD_ALONE
+from vitkit.transfer.finetune import HEAD_ALONE, FinetuneRequest, FinetuneResult
 from vitkit.transfer.published import ROWS, TABLE_2, TABLE_5, PublishedAccuracy, published_columns, size_of
 from vitkit.transfer.suite import run_suite
 from vitkit.transfer.suite_data import SETS, find_root
+from vitkit.transfer.vtab.document import OverallMean, TaskRow, VtabResult
 
 CHANGES = ["image_size=8", "duration=2", "schedule.warmup=1", "batch_size=8"]
 TINY: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 16, "patch": 4, "image_size": 8}
@@ -101,39 +103,38 @@ class Standing:
         self.fails: str | None = None
         self.vtab: dict[str, Any] = {}
         self.vtab_asked: dict[str, Any] = {}
-        monkeypatch.setattr(module, "finetune", self.finetune)
+        monkeypatch.setattr(module, "run_finetuning", self.finetune)
         monkeypatch.setattr(module, "vtab", self.run_vtab)
 
-    def finetune(self, model: str, data: str, changes: list[str], **options: Any) -> dict[str, Any]:
-        self.asked.append({"model": model, "data": data, "changes": changes, **options})
-        if self.fails and self.fails in data:
+    def finetune(self, request: FinetuneRequest, make: object, path: Path, **options: Any) -> FinetuneResult:
+        self.asked.append({**request.to_json(), "run": str(path), **options})
+        if self.fails and self.fails in request.data:
             raise RuntimeError("out of luck\nand more")
-        if self.stops and self.stops in data:
-            return {"status": "stopped", "run": options["run"]}
-        values = self.values[: options["seeds"]]
-        return {
-            "status": "done",
-            "run": options["run"],
-            "protocol": "quick" if "protocol=quick" in changes else "paper",
-            "kept": self.kept,
-            "models": [f"{options['run']}/seed-{seed}/run/model" for seed in range(options["seeds"])],
-            "accuracy": statistics.mean(values),
-            "values": values,
-            "device_hours": 1.5,
-            "measured_on": f"{data}:test",
-        }
+        if self.stops and self.stops in request.data:
+            return FinetuneResult(request, "stopped", str(path))
+        values = tuple(self.values[: request.seeds])
+        return FinetuneResult(
+            request,
+            "done",
+            str(path),
+            protocol="quick" if "protocol=quick" in request.changes else "paper",
+            kept=self.kept,
+            models=tuple(f"{path}/seed-{seed}/run/model" for seed in range(request.seeds)),
+            metric="accuracy",
+            accuracy=statistics.mean(values),
+            values=values,
+            device_hours=1.5,
+            measured_on=f"{request.data}:test",
+        )
 
-    def run_vtab(self, model: str, data: str, **options: Any) -> dict[str, Any]:
+    def run_vtab(self, model: object, data: str, **options: Any) -> VtabResult:
         self.vtab_asked = {"data": data, **options}
-        return {
-            "status": "done",
-            "run": options["run"],
-            "words": "vit: 2,500 steps",
-            "overall": {"name": "VTAB-1k", "accuracy": 0.6, "std": 0.01, "values": [0.59, 0.61], "tasks": 19},
-            "tasks": [],
-            "device_hours": 2.0,
-            **self.vtab,
-        }
+        whole = VtabResult(
+            *("model", data, "vit", options["seeds"], None, None, (), "vit: 2,500 steps", options["run"]),
+            *("done", True, (), (), 0.6, OverallMean("VTAB-1k", 0.6, 0.01, (0.59, 0.61), 19), ()),
+            *(7200.0, 2.0),
+        )
+        return dataclasses.replace(whole, **self.vtab)
 
 
 @pytest.fixture
@@ -145,33 +146,33 @@ def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     write_photos(tmp_path / "data" / "cifar10")
     listener = Notes()
     result = run_suite("./model", "paper", "./data", CHANGES, seeds=2, device="cpu", listener=listener)
-    assert result["status"] == "done"
-    assert list(result["results"]) == ["cifar10"]
-    row = result["results"]["cifar10"]
-    assert len(row["values"]) == 2
-    assert row["std"] == pytest.approx(np.std(row["values"], ddof=1))
-    assert row["protocol"] == "paper" and row["changes"] == CHANGES  # on a CPU too
-    assert row["remarks"][0] == f"changed: {', '.join(CHANGES)}"
+    assert result.status == "done"
+    assert list(result.results) == ["cifar10"]
+    row = result.results["cifar10"]
+    assert len(row.values) == 2
+    assert row.std == pytest.approx(np.std(row.values, ddof=1))
+    assert row.protocol == "paper" and row.changes == tuple(CHANGES)  # on a CPU too
+    assert row.remarks[0] == f"changed: {', '.join(CHANGES)}"
     assert (
         "not the official data: 2 classes, 16 and 16 images; official are 10 classes, 50,000 and 10,000 images"
-        in (row["remarks"])
+        in (row.remarks)
     )
-    assert set(result["absent"]) == ABSENT
-    assert result["absent"]["pets"] == "data has neither a folder pets nor torchvision's"
-    assert result["absent"]["real"] == "data has no real.json"
-    assert result["absent"]["vtab"] == "data has no folder vtab"
+    assert set(result.absent) == ABSENT
+    assert result.absent["pets"] == "data has neither a folder pets nor torchvision's"
+    assert result.absent["real"] == "data has no real.json"
+    assert result.absent["vtab"] == "data has no folder vtab"
     assert "left out vtab: data has no folder vtab" in listener.lines
     assert any(line.startswith("estimated time: 0 seconds in all on cpu: cifar10") for line in listener.lines)
-    assert result["device_hours"] > 0
-    assert result["published"]["L/16 I21k, table 2"]["cifar10"] == {"accuracy": 0.9915, "std": 0.0003}
+    assert result.device_hours > 0
+    column = result.published["L/16 I21k, table 2"]
+    assert column["cifar10"] == PublishedAccuracy(pytest.approx(0.9915), pytest.approx(0.0003))
     again = run_suite("./model", "paper", "./data", CHANGES, seeds=2, device="cpu")
     assert again == result
-    folder = Path(result["run"])
-    assert json.loads((folder / "suite.json").read_text()) == result
+    folder = Path(result.run)
+    record = json.loads((folder / "suite.json").read_text())
+    assert {name: record[name] for name in result.to_json()} == result.to_json()
     text = (folder / "suite.md").read_text()
-    assert (
-        f"| cifar10 | {row['accuracy'] * 100:.2f} ± {row['std'] * 100:.2f}* | paper | 99.50 ± 0.06 |" in text
-    )
+    assert f"| cifar10 | {row.accuracy * 100:.2f} ± {row.std * 100:.2f}* | paper | 99.50 ± 0.06 |" in text
     assert "\\* cifar10: changed: image_size=8" in text and "left out real: data has no real.json" in text
 
 
@@ -179,17 +180,17 @@ def test_real_is_measured_on_every_seeds_model(tmp_path: Path) -> None:
     write_imagenet(tmp_path / "data")
     changes = [*CHANGES, "optimizer.learning_rate=0.5"]
     result = run_suite("./model", "paper", "./data", changes, seeds=2, device="cpu", run="mine")
-    assert result["status"] == "done", result["failures"]
-    imagenet, real = result["results"]["imagenet"], result["results"]["real"]
+    assert result.status == "done", result.failures
+    imagenet, real = result.results["imagenet"], result.results["real"]
     models = [f"runs/mine/imagenet/seed-{seed}/run/model" for seed in range(2)]
     expected = []
     for model in models:
         answer = evaluate(model, "./data/imagenet:val", real="data/real.json", device="cpu")
         expected.append(answer["real"]["accuracy"])
-    assert real["values"] == expected
-    assert real["accuracy"] == pytest.approx(np.mean(expected))
-    assert real["std"] == pytest.approx(np.std(expected, ddof=1))
-    assert imagenet["models"] == models
+    assert real.values == tuple(expected)
+    assert real.accuracy == pytest.approx(np.mean(expected))
+    assert real.std == pytest.approx(np.std(expected, ddof=1))
+    assert imagenet.models == tuple(models)
 
 
 def test_reals_mean_and_deviation_are_its_own(
@@ -199,32 +200,32 @@ def test_reals_mean_and_deviation_are_its_own(
     found = iter([0.8, 0.86, 0.92])
     asked: list[str] = []
 
-    def measure(model: str, data: str, **options: Any) -> dict[str, Any]:
+    def measure(model: str, data: object, **options: Any) -> dict[str, Any]:
         asked.append(model)
         return {"real": {"accuracy": next(found)}}
 
     monkeypatch.setattr(module, "evaluate", measure)
     result = run_suite("./model", "paper", "./data", device="cpu", run="mine")
-    real = result["results"]["real"]
+    real = result.results["real"]
     assert asked == [f"runs/mine/imagenet/seed-{seed}/run/model" for seed in range(3)]
-    assert real["values"] == [0.8, 0.86, 0.92]
-    assert (real["accuracy"], real["std"]) == pytest.approx((0.86, 0.06))
-    assert result["device_hours"] == 1.5
+    assert real.values == (0.8, 0.86, 0.92)
+    assert (real.accuracy, real.std) == pytest.approx((0.86, 0.06))
+    assert result.device_hours == 1.5
     again = run_suite(
         "./model", "paper", "./data", device="cpu", run="mine"
     )  # nothing is left to measure with
-    assert again["results"]["real"] == real
+    assert again.results["real"] == real
 
 
 def test_vtab_with_all_of_it(tmp_path: Path) -> None:
     write_vtab(tmp_path / "data")
     result = run_suite("./model", "paper", "./data", CHANGES, seeds=2, device="cpu", run="mine")
-    assert result["status"] == "done", result["failures"]
-    row = result["results"]["vtab"]
-    assert row["remarks"] == [
+    assert result.status == "done", result.failures
+    row = result.results["vtab"]
+    assert row.remarks == (
         "mean of 1 task, not the official images; the paper's is of all 19",
         f"changed: {', '.join(CHANGES)}",
-    ]
+    )
     document = json.loads(Path("runs/mine/vtab/results.json").read_text())
     assert document["steps"] == 2 and document["changes"] == [
         "image_size=8",
@@ -232,8 +233,8 @@ def test_vtab_with_all_of_it(tmp_path: Path) -> None:
         "batch_size=8",
     ]
     [dtd] = [entry for entry in document["tasks"] if entry["task"] == "dtd"]
-    assert row["values"] == dtd["values"] and len(dtd["values"]) == 2
-    assert row["std"] == pytest.approx(statistics.stdev(dtd["values"]))
+    assert list(row.values) == dtd["values"] and len(dtd["values"]) == 2
+    assert row.std == pytest.approx(statistics.stdev(dtd["values"]))
     changes = json.loads(Path("runs/mine/vtab/dtd.json").read_text())["changes"]
     assert "image_size=8" in changes and "duration=2" in changes and changes[-1] == "batch_size=8"
 
@@ -246,7 +247,7 @@ def test_what_is_vtabs_alone_is_not_run_by_it(tmp_path: Path, standing: Standing
         ("duration=2ep", "duration=2ep is no number of steps, which VTAB's protocol takes"),
     ):
         result = run_suite("./model", "paper", "./data", [change], device="cpu")
-        assert result["absent"]["vtab"] == why and list(result["results"]) == ["pets"]
+        assert result.absent["vtab"] == why and list(result.results) == ["pets"]
 
 
 def test_a_stopped_vtab_stops_the_suite(tmp_path: Path, standing: Standing, vit: Vit) -> None:
@@ -255,19 +256,18 @@ def test_a_stopped_vtab_stops_the_suite(tmp_path: Path, standing: Standing, vit:
     standing.vtab = {"status": "stopped", "overall": None}
     answer = vit("finetune", "./model", "./data", "--suite", "paper", "--device", "cpu", "--run", "mine")
     assert answer.status == 130
-    assert "stopped; the same command goes on" in answer.err and "80.00 ± 10.00" in answer.out
+    assert "stopped; run the same command again to resume" in answer.err and "80.00 ± 10.00" in answer.out
     assert json.loads(Path("runs/mine/suite.json").read_text())["status"] == "stopped"
     standing.vtab, standing.stops = {}, "pets"
-    assert run_suite("./model", "paper", "./data", device="cpu", run="mine")["status"] == "stopped"
+    assert run_suite("./model", "paper", "./data", device="cpu", run="mine").status == "stopped"
 
 
 def test_vtabs_failures_are_the_suites(tmp_path: Path, standing: Standing, vit: Vit) -> None:
     write_vtab(tmp_path / "data")
-    part = {"name": "mean of 2 tasks", "accuracy": 0.6, "std": None, "values": [0.6], "tasks": 2}
     standing.vtab = {
         "status": "failed",
-        "overall": part,
-        "tasks": [{"task": "dtd", "status": "failed", "reason": "no luck"}],
+        "overall": OverallMean("mean of 2 tasks", 0.6, None, (0.6,), 2),
+        "tasks": (TaskRow("dtd", "DTD", "Natural", "failed", "no luck", True, 5),),
     }
     answer = vit("finetune", "./model", "./data", "--suite", "paper", "--device", "cpu")
     assert answer.status == 1
@@ -309,14 +309,12 @@ def test_three_seeds_by_the_papers_protocol_unless_it_is_said(
 def test_one_model_is_not_counted_several_times(tmp_path: Path, standing: Standing) -> None:
     write_photos(tmp_path / "data" / "pets")
     standing.values, standing.kept = [0.5, 0.5, 0.5], HEAD_ALONE
-    row = run_suite("./model", "paper", "./data", ["protocol=quick"], device="cpu")["results"]["pets"]
-    assert row["std"] is None
-    assert (
-        row["remarks"][-1] == "the fitted head was kept for every seed: one model, so there is no deviation"
-    )
+    row = run_suite("./model", "paper", "./data", ["protocol=quick"], device="cpu").results["pets"]
+    assert row.std is None
+    assert row.remarks[-1] == "the fitted head was kept for every seed: one model, so there is no deviation"
     standing.kept = "weights of step 2"
-    row = run_suite("./model", "paper", "./data", device="cpu", run="other")["results"]["pets"]
-    assert row["std"] == 0 and row["remarks"][-1] == "every seed gave the same number"
+    row = run_suite("./model", "paper", "./data", device="cpu", run="other").results["pets"]
+    assert row.std == 0 and row.remarks[-1] == "every seed gave the same number"
 
 
 def test_long_runs_are_announced_before_they_start(tmp_path: Path, standing: Standing) -> None:
@@ -335,10 +333,10 @@ def test_runs_of_other_models_have_other_folders(tmp_path: Path, standing: Stand
     for name in ("runs/a/model", "runs/b/model"):
         vitkit.save(vitkit.create_model("Ti/16", num_classes=3, **TINY), tmp_path / name)
     models = ("Ti/16", "S/16", "./runs/a/model", "./runs/b/model")
-    folders = [run_suite(model, "paper", "./data", device="cpu")["run"] for model in models]
+    folders = [run_suite(model, "paper", "./data", device="cpu").run for model in models]
     assert len(set(folders)) == len(models)
-    assert run_suite("Ti/16", "paper", "./data", device="cpu")["run"] == folders[0]
-    assert run_suite("Ti/16", "paper", "./data", ["duration=9"], device="cpu")["run"] != folders[0]
+    assert run_suite("Ti/16", "paper", "./data", device="cpu").run == folders[0]
+    assert run_suite("Ti/16", "paper", "./data", ["duration=9"], device="cpu").run != folders[0]
 
 
 def test_bad_input_is_one_line(tmp_path: Path, vit: Vit) -> None:
@@ -373,7 +371,7 @@ def test_without_a_folder_the_cache_is_looked_at(tmp_path: Path, standing: Stand
     write_photos(tmp_path / "cache" / "data" / "pets")
     write_vtab(tmp_path / "cache" / "data")
     result = run_suite("./model", device="cpu")
-    assert list(result["results"]) == ["pets", "vtab"]
+    assert list(result.results) == ["pets", "vtab"]
     assert standing.vtab_asked["data"] == str(tmp_path / "cache" / "data" / "vtab")
 
 

@@ -23,9 +23,12 @@ from vitkit.predictor import load
 from vitkit.training.config import TrainConfig
 from vitkit.training.schedules import build_schedule
 from vitkit.transfer.config import part_changes
-from vitkit.transfer.head import Told
-from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, in_words, operations_of
-from vitkit.transfer.vtab.run import RESULTS, vtab
+from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult
+from vitkit.transfer.head import FeatureNotes
+from vitkit.transfer.vtab import run
+from vitkit.transfer.vtab.document import OverallMean, TaskResult, VtabResult
+from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, operations_of, protocol_in_words
+from vitkit.transfer.vtab.run import RESULTS
 from vitkit.transfer.vtab.tasks import PRACTICE, PUBLISHED, Exercise, Missing, find_exercise, group_means
 
 BOTH = ("train800val200", "test")
@@ -49,8 +52,16 @@ def write_task(folder: Path, name: str, test: int | None = None) -> None:
         (place / f"{split}.txt").write_text("\n".join(part))
 
 
+def vtab(*arguments: Any, finetune: FakeFinetune | None = None, **options: Any) -> VtabResult:
+    """Run VTAB with something in place of what trains."""
+    with pytest.MonkeyPatch.context() as patch:
+        if finetune is not None:
+            patch.setattr("vitkit.transfer.vtab.run.run_finetuning", finetune)
+        return run.vtab(*arguments, **options)
+
+
 class FakeFinetune:
-    """Answers as finetune does, and remembers what it was asked."""
+    """Answers as run_finetuning does, and remembers what it was asked."""
 
     def __init__(self, accuracy: Callable[[str, Sequence[str]], float] | float = 0.5) -> None:
         self.accuracy = accuracy
@@ -58,23 +69,27 @@ class FakeFinetune:
         self.stop_at: str | None = None
         self.step = 0.0
 
-    def __call__(self, model: str, data: str, changes: Sequence[str], **options: Any) -> dict[str, Any]:
-        self.calls.append({"model": model, "data": data, "changes": list(changes), **options})
-        if self.stop_at and self.stop_at in data:
-            return {"status": "stopped", "run": options["run"]}
-        accuracy = self.accuracy if isinstance(self.accuracy, float) else self.accuracy(data, changes)
-        values = [accuracy + self.step * seed for seed in range(options["seeds"])]
-        return {
-            "status": "done",
-            "run": options["run"],
-            "model": f"{options['run']}/model",
-            "protocol": "paper",
-            "accuracy": statistics.mean(values),
-            "std": statistics.stdev(values) if len(values) > 1 else None,
-            "values": values,
-            "learning_rate": 0.01,
-            "seconds": 3.0,
-        }
+    def __call__(self, request: FinetuneRequest, make: object, path: Path, **options: Any) -> FinetuneResult:
+        self.calls.append({**request.to_json(), "run": str(path), **options})
+        if self.stop_at and self.stop_at in request.data:
+            return FinetuneResult(request, "stopped", str(path))
+        accuracy = self.accuracy
+        if not isinstance(accuracy, float):
+            accuracy = accuracy(request.data, request.changes)
+        values = tuple(accuracy + self.step * seed for seed in range(request.seeds))
+        return FinetuneResult(
+            request,
+            "done",
+            str(path),
+            model=f"{path}/model",
+            protocol="paper",
+            metric="accuracy",
+            accuracy=statistics.mean(values),
+            std=statistics.stdev(values) if len(values) > 1 else None,
+            values=values,
+            learning_rate=0.01,
+            seconds=3.0,
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -189,10 +204,10 @@ def test_the_light_script() -> None:
 
 
 def test_a_shortened_protocol_says_so() -> None:
-    assert in_words("vit", None) == "vit: 2,500 steps of 512 images, learning rate 0.01, 384 px"
-    assert "20 steps (the protocol's are 2,500)" in in_words("vit", 20)
-    assert in_words("light", 1).startswith("light: 1 step (the protocol's are 1,000) of 64 images")
-    assert "small images 128 px" in in_words("bit", None)
+    assert protocol_in_words("vit", None) == "vit: 2,500 steps of 512 images, learning rate 0.01, 384 px"
+    assert "20 steps (the protocol's are 2,500)" in protocol_in_words("vit", 20)
+    assert protocol_in_words("light", 1).startswith("light: 1 step (the protocol's are 1,000) of 64 images")
+    assert "small images 128 px" in protocol_in_words("bit", None)
     assert list(PROTOCOLS) == ["vit", "bit", "light"]
 
 
@@ -214,28 +229,22 @@ def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
     first = finetune.calls[0]
     assert first["changes"][-1] == f'data.evaluate="vtab/dtd:test[root={partial}]"'
     assert (first["run"], first["seeds"]) == ("runs/mine/dtd", 1)
-    assert document["status"] == "done"
-    assert document["overall"] == {
-        "name": "mean of 3 tasks, not the official images",
-        "accuracy": 0.25,
-        "std": None,
-        "values": [0.25],
-        "tasks": 3,
-    }
-    assert document["official_images"] is False
-    official = {entry["task"]: entry["official_images"] for entry in document["tasks"] if entry["accuracy"]}
+    assert document.status == "done"
+    assert document.overall == OverallMean("mean of 3 tasks, not the official images", 0.25, None, (0.25,), 3)
+    assert document.official_images is False
+    official = {entry.task: entry.official_images for entry in document.tasks if entry.accuracy}
     assert official == {"dtd": True, "pets": False, "kitti": True}
-    assert [(group["group"], group["tasks"], group["of"]) for group in document["groups"]] == [
+    assert [(group.group, group.tasks, group.of) for group in document.groups] == [
         ("Natural", 2, 7),
         ("Structured", 1, 8),
     ]
-    published = document["published"][0]
-    assert published["groups"]["Natural"] == pytest.approx((0.752 + 0.972) / 2)
-    assert published["overall"] == pytest.approx((0.752 + 0.972 + 0.845) / 3)
-    assert document["device_hours"] == pytest.approx(9 / 3600)
-    assert Path(document["figure"]).read_bytes().startswith(b"\x89PNG")
+    published = document.published[0]
+    assert published.groups["Natural"] == pytest.approx((0.752 + 0.972) / 2)
+    assert published.overall == pytest.approx((0.752 + 0.972 + 0.845) / 3)
+    assert document.device_hours == pytest.approx(9 / 3600)
+    assert Path(document.figure).read_bytes().startswith(b"\x89PNG")
     text = (Path("runs/mine") / RESULTS).read_text()
-    assert json.loads(text) == document and "NaN" not in text
+    assert json.loads(text) == document.to_json() and "NaN" not in text
 
 
 def test_all_tasks_together_are_vtab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -243,12 +252,10 @@ def test_all_tasks_together_are_vtab(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "vitkit.transfer.vtab.tasks.find_exercise", lambda data, name: exercise_in(data, name)
     )
     document = vtab("Ti/16", str(tmp_path), run="all", finetune=FakeFinetune(lambda data, _: paper(data)))
-    assert document["overall"]["name"] == "VTAB-1k"
-    assert document["mean"] == pytest.approx(0.7763, abs=5e-5)
-    assert [group["accuracy"] for group in document["groups"]] == pytest.approx(
-        [0.8669, 0.87, 0.6503], abs=6e-5
-    )
-    assert document["official_images"] is True
+    assert document.overall.name == "VTAB-1k"
+    assert document.mean == pytest.approx(0.7763, abs=5e-5)
+    assert [group.accuracy for group in document.groups] == pytest.approx([0.8669, 0.87, 0.6503], abs=6e-5)
+    assert document.official_images is True
 
 
 def exercise_in(data: str, name: str) -> Exercise:
@@ -269,8 +276,8 @@ def test_what_is_done_is_not_run_again(partial: Path) -> None:
     listener = Notes()
     document = vtab("Ti/16", str(partial), run="mine", listener=listener, finetune=finetune)
     assert [call["run"] for call in finetune.calls] == ["runs/mine/dtd", "runs/mine/pets", "runs/mine/kitti"]
-    assert "dtd (1 of 3): done already" in listener.lines
-    assert document["overall"]["tasks"] == 3
+    assert "dtd (1 of 3): already finished" in listener.lines
+    assert document.overall.tasks == 3
     vtab("Ti/16", str(partial), run="mine", force=True, finetune=finetune)
     assert len(finetune.calls) == 6
 
@@ -278,14 +285,14 @@ def test_what_is_done_is_not_run_again(partial: Path) -> None:
 def test_the_same_command_is_the_same_run(partial: Path) -> None:
     finetune = FakeFinetune()
     first = vtab("Ti/16", str(partial), tasks="dtd", finetune=finetune)
-    assert vtab("Ti/16", str(partial), tasks="dtd", finetune=finetune)["run"] == first["run"]
+    assert vtab("Ti/16", str(partial), tasks="dtd", finetune=finetune).run == first.run
     other = vtab("Ti/16", str(partial), tasks="dtd", protocol="light", finetune=finetune)
-    assert other["run"] != first["run"] and len(finetune.calls) == 2
+    assert other.run != first.run and len(finetune.calls) == 2
     with pytest.raises(InputError) as error:
-        vtab("Ti/16", str(partial), protocol="bit", run=first["run"], finetune=finetune)
+        vtab("Ti/16", str(partial), protocol="bit", run=first.run, finetune=finetune)
     assert str(error.value) == (
-        f'{first["run"]} holds a run with other settings: protocol is "vit" there, "bit" here; '
-        "name another run, or begin anew with --force"
+        f'{first.run} holds a run with other settings: protocol is "vit" there, "bit" here; '
+        "choose another --run, or start over with --force"
     )
 
 
@@ -296,13 +303,13 @@ def test_a_task_that_fails_leaves_the_others(partial: Path) -> None:
         return 0.5
 
     document = vtab("Ti/16", str(partial), run="mine", finetune=FakeFinetune(accuracy))
-    assert document["status"] == "failed"
-    by_name = {entry["task"]: entry for entry in document["tasks"]}
-    assert (by_name["pets"]["status"], by_name["pets"]["reason"]) == ("failed", "RuntimeError: out of luck")
-    assert by_name["kitti"]["status"] == "done"
-    assert document["overall"]["name"] == "mean of 2 tasks"
+    assert document.status == "failed"
+    by_name = {entry.task: entry for entry in document.tasks}
+    assert (by_name["pets"].status, by_name["pets"].reason) == ("failed", "RuntimeError: out of luck")
+    assert by_name["kitti"].status == "done"
+    assert document.overall.name == "mean of 2 tasks"
     again = FakeFinetune()
-    assert vtab("Ti/16", str(partial), run="mine", finetune=again)["status"] == "done"
+    assert vtab("Ti/16", str(partial), run="mine", finetune=again).status == "done"
     assert [call["run"] for call in again.calls] == ["runs/mine/pets"]
 
 
@@ -310,8 +317,8 @@ def test_broken_data_is_a_failure_and_the_others_run(partial: Path) -> None:
     (partial / "dtd" / "train800val200.txt").write_text("images/0.jpg 99\n")
     finetune = FakeFinetune()
     document = vtab("Ti/16", str(partial), run="mine", finetune=finetune)
-    assert document["status"] == "failed" and len(finetune.calls) == 2
-    reason = next(entry["reason"] for entry in document["tasks"] if entry["task"] == "dtd")
+    assert document.status == "failed" and len(finetune.calls) == 2
+    reason = next(entry.reason for entry in document.tasks if entry.task == "dtd")
     assert reason == f"{partial}/dtd/train800val200.txt, line 1, has label 99; DTD has 47 classes, 0 to 46"
     with pytest.raises(InputError, match="has label 99"):
         vtab("Ti/16", str(partial), tasks="dtd", run="mine", finetune=finetune)
@@ -321,15 +328,15 @@ def test_a_stopped_run_goes_on(partial: Path) -> None:
     finetune = FakeFinetune()
     finetune.stop_at = "pets"
     document = vtab("Ti/16", str(partial), run="mine", finetune=finetune)
-    assert document["status"] == "stopped"
-    assert [entry["task"] for entry in document["tasks"] if entry["status"] == "done"] == ["dtd"]
+    assert document.status == "stopped"
+    assert [entry.task for entry in document.tasks if entry.status == "done"] == ["dtd"]
     finetune.stop_at = None
-    assert vtab("Ti/16", str(partial), run="mine", finetune=finetune)["status"] == "done"
+    assert vtab("Ti/16", str(partial), run="mine", finetune=finetune).status == "done"
     assert len(finetune.calls) == 4
 
 
 def test_frozen_features_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([{"accuracy": 0.5, "seconds": 1.0}, KeyboardInterrupt, {"accuracy": 0.6, "seconds": 1.0}])
+    answers = iter([TaskResult(0.5, 1.0), KeyboardInterrupt, TaskResult(0.6, 1.0)])
 
     def fit(*_: object) -> object:
         answer = next(answers)
@@ -337,12 +344,12 @@ def test_frozen_features_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.
             raise KeyboardInterrupt
         return answer
 
-    monkeypatch.setattr("vitkit.transfer.vtab.frozen.fit_frozen", fit)
+    monkeypatch.setattr("vitkit.transfer.vtab.run.fit_frozen", fit)
     options: dict[str, Any] = {"protocol": "fewshot", "tasks": "class,x", "run": "mine", "device": "cpu"}
     document = vtab(tiny_model(tmp_path / "tiny"), "shapes", **options)
-    assert document["status"] == "stopped"
-    assert [entry["task"] for entry in document["tasks"] if entry["status"] == "done"] == ["class"]
-    assert vtab(str(tmp_path / "tiny"), "shapes", **options)["overall"]["accuracy"] == pytest.approx(0.55)
+    assert document.status == "stopped"
+    assert [entry.task for entry in document.tasks if entry.status == "done"] == ["class"]
+    assert vtab(str(tmp_path / "tiny"), "shapes", **options).overall.accuracy == pytest.approx(0.55)
 
 
 def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
@@ -360,10 +367,10 @@ def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
         assert call["seeds"] == 1
     assert "vtab/dtd:train800val200[" in last["data"] and "vtab/dtd:test[" in last["changes"][-1]
     assert last["changes"][-2] == "optimizer.learning_rate=0.003" and last["seeds"] == 2
-    entry = next(entry for entry in document["tasks"] if entry["task"] == "dtd")
-    assert len(entry["tuning"]) == 4 and entry["std"] == 0
-    assert document["device_hours"] == pytest.approx(5 * 3 / 3600)  # four of the sweep and the last
-    assert document["words"] == (
+    entry = next(entry for entry in document.tasks if entry.task == "dtd")
+    assert len(entry.tuning) == 4 and entry.std == 0
+    assert document.device_hours == pytest.approx(5 * 3 / 3600)  # four of the sweep and the last
+    assert document.words == (
         "vit: 2,500 steps of 512 images, learning rate chosen by val200, 384 px, mean of 2 seeds"
     )
 
@@ -421,9 +428,9 @@ def test_deviations_of_means_are_those_of_the_seeds(partial: Path) -> None:
     finetune.step = 0.1
     document = vtab("Ti/16", str(partial), seeds=3, run="mine", finetune=finetune)
     mean = (0.5 + 0.25 + 0.25) / 3
-    assert document["overall"]["values"] == pytest.approx([mean, mean + 0.1, mean + 0.2])
-    assert document["overall"]["std"] == pytest.approx(0.1)
-    assert [group["std"] for group in document["groups"]] == pytest.approx([0.1, 0.1])
+    assert document.overall.values == pytest.approx([mean, mean + 0.1, mean + 0.2])
+    assert document.overall.std == pytest.approx(0.1)
+    assert [group.std for group in document.groups] == pytest.approx([0.1, 0.1])
 
 
 def test_changes_reach_every_task_and_are_told(partial: Path) -> None:
@@ -434,8 +441,8 @@ def test_changes_reach_every_task_and_are_told(partial: Path) -> None:
         assert "image_size=96" in call["changes"] and call["changes"][-2] == "batch_size=8"
     pipelines = [change for change in finetune.calls[0]["changes"] if change.startswith("data.pipeline=")]
     assert pipelines == ["data.pipeline=resize(112)|random_crop(96)|flip"]
-    assert document["words"].endswith("; changed: image_size=100, batch_size=8")
-    with pytest.raises(InputError, match=r'changes is \["image_size=100", "batch_size=8"\] there, null here'):
+    assert document.words.endswith("; changed: image_size=100, batch_size=8")
+    with pytest.raises(InputError, match=r'changes is \["image_size=100","batch_size=8"\] there, unset here'):
         vtab("Ti/16", str(partial), steps=3, run="mine", finetune=finetune)
     for change in ("protocol=quick", "minutes=3", "duration=5", "data.evaluate=x", "droput=1"):
         with pytest.raises(InputError):
@@ -459,10 +466,10 @@ def test_a_size_may_be_height_x_width() -> None:
 def test_shapes_practises_and_is_not_compared() -> None:
     finetune = FakeFinetune()
     document = vtab("Ti/16", "shapes", protocol="light", steps=3, run="mine", finetune=finetune)
-    assert [entry["task"] for entry in document["tasks"]] == list(PRACTICE)
-    assert document["published"] == [] and document["official_images"] is False
-    assert document["overall"]["name"] == "practice on shapes, mean of 6 tasks"
-    assert {entry["group"] for entry in document["tasks"]} == {"Natural", "Specialized", "Structured"}
+    assert [entry.task for entry in document.tasks] == list(PRACTICE)
+    assert document.published == () and document.official_images is False
+    assert document.overall.name == "practice on shapes, mean of 6 tasks"
+    assert {entry.group for entry in document.tasks} == {"Natural", "Specialized", "Structured"}
     assert finetune.calls[2]["data"] == "shapes:train[:1000,label=count,size=32]"
     assert finetune.calls[2]["changes"][-1] == 'data.evaluate="shapes:test[:1000,label=count,size=32]"'
 
@@ -534,7 +541,9 @@ def test_an_empty_folder_and_a_folder_of_other_things(partial: Path, tmp_path: P
     (tmp_path / "runs" / "other" / "a.txt").touch()
     with pytest.raises(InputError) as error:
         vtab("Ti/16", str(partial), run="other", finetune=FakeFinetune())
-    assert str(error.value) == "runs/other holds 'a.txt' and no vtab.json: it is no VTAB run; name another"
+    assert (
+        str(error.value) == "runs/other holds 'a.txt' and no vtab.json: not a VTAB run; choose another --run"
+    )
     (tmp_path / "a,b").mkdir()
     with pytest.raises(InputError, match="has a comma or bracket in its name"):
         vtab("Ti/16", str(tmp_path / "a,b"), finetune=FakeFinetune())
@@ -557,9 +566,9 @@ def test_images_are_not_learned_from_and_measured(partial: Path, protocol: str) 
     with pytest.raises(InputError, match=f"^{reason}$"):
         vtab("Ti/16", str(partial), protocol=protocol, tasks="dtd", finetune=FakeFinetune())
     document = vtab("Ti/16", str(partial), run="mine", finetune=FakeFinetune())
-    by_name = {entry["task"]: entry for entry in document["tasks"]}
-    assert (by_name["dtd"]["status"], by_name["dtd"]["reason"]) == ("failed", reason)
-    assert by_name["pets"]["status"] == "done"
+    by_name = {entry.task: entry for entry in document.tasks}
+    assert (by_name["dtd"].status, by_name["dtd"].reason) == ("failed", reason)
+    assert by_name["pets"].status == "done"
 
 
 def tiny_model(folder: Path) -> str:
@@ -579,15 +588,17 @@ def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("vitkit.transfer.vtab.tasks.SHAPES_TEST", 100)
     model = tiny_model(tmp_path / "tiny")
-    monkeypatch.setattr("vitkit.transfer.vtab.frozen.Told", lambda heard: Told(heard, 0.0))  # at once
+    monkeypatch.setattr(
+        "vitkit.transfer.vtab.run.FeatureNotes", lambda heard: FeatureNotes(heard, 0.0)
+    )  # at once
     listener = Notes()
     options: dict[str, Any] = {"protocol": "fewshot", "run": "mine", "device": "cpu"}
     document = vtab(model, "shapes", tasks="class,x", listener=listener, **options)
-    assert document["status"] == "done" and document["overall"]["tasks"] == 2
+    assert document.status == "done" and document.overall.tasks == 2
     assert "features: 1,000 of 1,000 images" in listener.lines
-    by_name = {entry["task"]: entry for entry in document["tasks"]}
-    assert [name for name, entry in by_name.items() if entry["status"] == "done"] == ["class", "x"]
-    assert all(by_name[name]["accuracy"] is None for name in ("count", "orientation"))
+    by_name = {entry.task: entry for entry in document.tasks}
+    assert [name for name, entry in by_name.items() if entry.status == "done"] == ["class", "x"]
+    assert all(by_name[name].accuracy is None for name in ("count", "orientation"))
     for name in ("class", "x"):
         task = find_exercise("shapes", name)
         assert isinstance(task, Exercise)
@@ -596,8 +607,8 @@ def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.M
             frozen_features(predictor, task.splits[split], default="train", cache=False) for split in BOTH
         )
         answers = FewShot().fit(train.x, train.labels).predict(test.x)
-        assert by_name[name]["accuracy"] == pytest.approx(np.mean(answers == test.labels))
-    assert json.loads((tmp_path / "runs" / "mine" / RESULTS).read_text()) == document
+        assert by_name[name].accuracy == pytest.approx(np.mean(answers == test.labels))
+    assert json.loads((tmp_path / "runs" / "mine" / RESULTS).read_text()) == document.to_json()
 
 
 def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,10 +622,10 @@ def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "device": "cpu",
     }
     document = vtab(model, "shapes", **options, seeds=2, listener=listener)
-    assert document["status"] == "done", [entry["reason"] for entry in document["tasks"]]
+    assert document.status == "done", [entry.reason for entry in document.tasks]
     assert (tmp_path / "runs" / "mine" / "count").is_dir()
-    done = [entry for entry in document["tasks"] if entry["status"] == "done"]
-    assert [entry["task"] for entry in done] == ["count"]
+    done = [entry for entry in document.tasks if entry.status == "done"]
+    assert [entry.task for entry in done] == ["count"]
     # What finetune calls its protocol and its settings is not what these are called here.
     said = "\n".join(listener.lines)
     assert (
@@ -627,7 +638,7 @@ def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "HyperRule" not in said and "model.name" not in said and "protocol paper" not in said
     assert said.count("estimated time: ") == 1 and "cost: " not in said
     assert said.index("estimated time: ") < said.index("count (1 of 1)")
-    [values] = [entry["values"] for entry in done]
-    assert document["overall"]["values"] == values and len(values) == 2
+    [values] = [entry.values for entry in done]
+    assert document.overall.values == values and len(values) == 2
     again = vtab(model, "shapes", **options, seeds=2)
-    assert again["mean"] == document["mean"]
+    assert again.mean == document.mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from vitkit.cli.eval import print_classes
 from vitkit.cli.options import Device, Force, Json, Model, Run, Sweep
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.cli.progress import follow
+
+if TYPE_CHECKING:
+    from vitkit.transfer.finetune import FinetuneResult
 
 
 def finetune(
@@ -67,45 +70,45 @@ def finetune(
         seeds = 1 if seeds is None else seeds
         result = run_finetune(model, data, words, sweep=sweep, seeds=seeds, listener=listener, **options)
     if json:
-        print_json(result)
+        print_json(result.to_json())
     else:
         print_result(result)
-    if result["status"] == "stopped":
+    if result.status == "stopped":
         raise typer.Exit(130)
 
 
-def print_result(result: dict[str, Any]) -> None:
+def print_result(result: FinetuneResult) -> None:
     """Print what came out, and what to do next."""
-    if result["status"] == "stopped":
-        note("stopped; the same command goes on")
+    if result.status == "stopped":
+        note("stopped; run the same command again to resume")
         return
-    name = result["metric"]
-    value = f"{result[name]:.2%}"
-    if result["std"] is not None:
-        value += f" ± {result['std'] * 100:.2f} ({len(result['values'])} seeds)"
+    mean = result.mean_average_precision if result.accuracy is None else result.accuracy
+    value = f"{mean:.2%}"
+    if result.std is not None:
+        value += f" ± {result.std * 100:.2f} ({len(result.values)} seeds)"
+    size = "x".join(map(str, result.image_size))
     rows = [
-        [f"{name.replace('_', ' ')} on {result['measured_on']}", value],
-        ["model", result["request"]["model"]],
+        [f"{result.metric.replace('_', ' ')} on {result.measured_on}", value],
+        ["model", result.request.model],
         [
             "images",
-            f"{result['train_images']:,} of train, {result['test_images']:,} reported on, "
-            f"at {'x'.join(map(str, result['image_size']))} pixels",
+            f"{result.train_images:,} of train, {result.test_images:,} reported on, at {size} pixels",
         ],
-        ["protocol", f"{result['protocol']}, {result['rule']}" if result["protocol"] == "paper" else "quick"],
-        *([["changed", ", ".join(result["departures"])]] if result["departures"] else []),
-        ["kept", result["kept"]],
-        ["steps", f"{result['steps']:,} of {result['batch_size']} images"],
-        ["learning rate", f"{result['learning_rate']:g}"],
-        ["training time", f"{result['seconds']:,.0f} s"],
+        ["protocol", f"paper, {result.rule}" if result.protocol == "paper" else "quick"],
+        *([["changed", ", ".join(result.departures)]] if result.departures else []),
+        ["kept", result.kept],
+        ["steps", f"{result.steps:,} of {result.batch_size} images"],
+        ["learning rate", f"{result.learning_rate:g}"],
+        ["training time", f"{result.seconds:,.0f} s"],
     ]
-    for tried in result["sweep_results"]:
-        rows.append([f"  tried {tried['learning_rate']:g}", f"{tried['accuracy']:.2%} on the dev split"])
-    print_table(f"{result['run']}: done", ["", "value"], rows)
+    for tried in result.sweep_results:
+        rows.append([f"  tried {tried.learning_rate:g}", f"{tried.accuracy:.2%} on the dev split"])
+    print_table(f"{result.run}: done", ["", "value"], rows)
 
-    print_classes(result["evaluation"])
-    if len(result["values"]) > 1:
+    print_classes(result.evaluation)
+    if len(result.values) > 1:
         note("classes, evaluation/ and model are those of the first seed")
-    written = "pictures" if "confusion" in result["evaluation"] else "results"
-    note(f"{written}: {result['run']}/evaluation; model: {result['model']}")
-    run = shlex.quote(result["run"])
+    written = "pictures" if "confusion" in result.evaluation else "results"
+    note(f"{written}: {result.run}/evaluation; model: {result.model}")
+    run = shlex.quote(result.run)
     note(f"next: vit predict {run} IMAGES, vit eval {run} DATA")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.cli.progress import follow
+
+if TYPE_CHECKING:
+    from vitkit.transfer.suite import SuiteResult
 
 
 def finetune_suite(
@@ -28,21 +31,20 @@ def finetune_suite(
         seeds = SEEDS if seeds is None else seeds
         result = run_suite(model, suite, data, changes, seeds=seeds, listener=listener, **options)
     if json:
-        print_json(result)
+        print_json(result.to_json())
     else:
         print_suite(result)
-    if result["status"] != "done":
-        raise typer.Exit(130 if result["status"] == "stopped" else 1)
+    if result.status != "done":
+        raise typer.Exit(130 if result.status == "stopped" else 1)
 
 
-def print_suite(result: dict[str, Any]) -> None:
+def print_suite(result: SuiteResult) -> None:
     """Print the table of a suite beside the paper's."""
-    from vitkit.transfer.suite_table import CAPTION, cells, remarks, title
+    from vitkit.transfer.suite import CAPTION, table_cells, table_remarks, table_title
 
-    columns, rows = cells(result)
-    print_table(
-        title(result), columns, rows, "\n".join([CAPTION, *remarks(result)]), right=[columns[1], *columns[3:]]
-    )
-    note(f"kept: {result['run']}/suite.json and suite.md")
-    if result["status"] == "stopped":
-        note("stopped; the same command goes on")
+    columns, rows = table_cells(result)
+    caption = "\n".join([CAPTION, *table_remarks(result)])
+    print_table(table_title(result), columns, rows, caption, right=[columns[1], *columns[3:]])
+    note(f"kept: {result.run}/suite.json and suite.md")
+    if result.status == "stopped":
+        note("stopped; run the same command again to resume")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitkit.cli.options import Device, Force, Json, Model, Run, Seeds, Sweep
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.cli.progress import follow
+
+if TYPE_CHECKING:
+    from vitkit.transfer.vtab.document import TaskRow, VtabResult
 
 
 def vtab(
@@ -50,71 +53,67 @@ def vtab(
             listener=listener,
         )
     if json:
-        print_json(document)
+        print_json(document.to_json())
     else:
         print_results(document)
-    for entry in document["tasks"]:
-        if entry["status"] == "failed":
-            note(f"{entry['task']} failed: {entry['reason']}")
-    if document["figure"]:
-        note(f"figure: {document['figure']}")
-    if document["status"] == "stopped":
-        note("stopped; the same command goes on")
+    for row in document.tasks:
+        if row.status == "failed":
+            note(f"{row.task} failed: {row.reason}")
+    if document.figure:
+        note(f"figure: {document.figure}")
+    if document.status == "stopped":
+        note("stopped; run the same command again to resume")
         raise typer.Exit(130)
-    if document["status"] == "failed":
+    if document.status == "failed":
         raise typer.Exit(1)
 
 
-def print_results(document: dict[str, Any]) -> None:
+def print_results(document: VtabResult) -> None:
     """Print tasks, groups and the overall mean in percent, beside the paper's rows."""
-    published = document["published"]
+    published = document.published
     rows = []
-    for entry in document["tasks"]:
-        if entry["status"] == "absent":
-            continue
-        theirs = [percent(row["tasks"][entry["task"]]) for row in published]
-        rows.append([entry["task"], entry["group"], spread(entry), *theirs, remark(entry, bool(published))])
-    means = []
-    for group in document["groups"]:
-        theirs = [percent(row["groups"][group["group"]]) for row in published]
-        count = f"{group['tasks']} of {group['of']} task{'' if group['of'] == 1 else 's'}"
-        means.append([group["group"], "", spread(group), *theirs, count])
-    if overall := document["overall"]:
-        theirs = [percent(row["overall"]) for row in published]
-        means.append([overall["name"], "", spread(overall), *theirs, ""])
-    names = [row["model"] for row in published]
+    for row in document.tasks:
+        if row.status != "absent":
+            theirs = [percent(paper.tasks[row.task]) for paper in published]
+            ours = with_deviation(row.accuracy, row.std)
+            rows.append([row.task, row.group, ours, *theirs, remark(row, bool(published))])
+    for group in document.groups:
+        theirs = [percent(paper.groups[group.group]) for paper in published]
+        count = f"{group.tasks} of {group.of} task{'' if group.of == 1 else 's'}"
+        rows.append([group.group, "", with_deviation(group.accuracy, group.std), *theirs, count])
+    if overall := document.overall:
+        theirs = [percent(paper.overall) for paper in published]
+        rows.append([overall.name, "", with_deviation(overall.accuracy, overall.std), *theirs, ""])
+    names = [paper.model for paper in published]
     print_table(
-        f"{document['model']} on {document['data']}, {document['words']}",
+        f"{document.model} on {document.data}, {document.words}",
         ["task", "group", "accuracy", *names, ""],
-        [*rows, *means],
+        rows,
         caption=caption(document),
         right=["accuracy", *names],
     )
 
 
-def caption(document: dict[str, Any]) -> str:
+def caption(document: VtabResult) -> str:
     """Say what the numbers are."""
-    absent = [entry["task"] for entry in document["tasks"] if entry["status"] == "absent"]
+    absent = [row.task for row in document.tasks if row.status == "absent"]
     words = "Top-1 accuracy on the test split, in percent."
-    if document["published"]:
+    if document.published:
         words += " The paper's rows are ViT's table 9; their means are over the same tasks."
     else:
         words += " Practice: procedural images, nothing to compare with."
     return words + (f" Absent: {', '.join(absent)}." if absent else "")
 
 
-def remark(entry: dict[str, Any], is_vtab: bool) -> str:
-    if entry["status"] == "failed":
-        return "failed"
-    if entry["status"] == "not run":
-        return "not run"
-    return "not the official images" if is_vtab and not entry["official_images"] else ""
+def remark(row: TaskRow, is_vtab: bool) -> str:
+    if row.status in ("failed", "not run"):
+        return row.status
+    return "not the official images" if is_vtab and not row.official_images else ""
 
 
 def percent(ratio: float | None) -> str:
     return "" if ratio is None else f"{100 * ratio:.1f}"
 
 
-def spread(entry: dict[str, Any]) -> str:
-    std = entry["std"]
-    return percent(entry["accuracy"]) + ("" if std is None else f" ± {100 * std:.1f}")
+def with_deviation(accuracy: float | None, std: float | None) -> str:
+    return percent(accuracy) + ("" if std is None else f" ± {100 * std:.1f}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from vitkit.costs import cost_of, training_exaflops
+from vitkit.notes import Note
 from vitkit.objectives.mae import MaskedAutoencoding
 from vitkit.objectives.objective import Objective
 
@@ -29,17 +30,20 @@ class Estimate:
     seconds: float
     flops_per_image: float
 
-    def lines(self, duration: object, faster: str) -> list[str]:
+    def lines(self, duration: object, faster: str) -> list[Note]:
         """Say it to people, with ways to shorten the run; `faster` is what speeds up each step, if anything does."""
         ways = [f"duration=... (now {duration})", "a smaller model (model.name=...)", "smaller images"]
         if self.decoder_parameters > self.parameters / 2:
             decoder = "objective.decoder_width, objective.decoder_depth"
             ways.insert(0, f"a smaller decoder ({decoder}), which has {self.decoder_parameters:,} parameters")
-        return [
+        cost = (
             f"cost: {self.parameters:,} parameters, {self.exaflops:.3g} exaFLOPs; "
             f"estimated time: {in_words(self.seconds)} for steps alone ({self.rate / 1e12:,.2g} TFLOP/s measured, "
-            f"{SHARE:.0%} of it assumed)",
-            "shorter: " + ", ".join(filter(None, [*ways, faster])),
+            f"{SHARE:.0%} of it assumed)"
+        )
+        return [
+            Note(cost, "estimate"),
+            Note("shorter: " + ", ".join(filter(None, [*ways, faster])), "advice"),
         ]
 
 

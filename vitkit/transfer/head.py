@@ -11,17 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.open import open_data
+from vitkit.data.sources.source import Source
 from vitkit.evaluation.features import frozen_features
 from vitkit.evaluation.probe import Probe
+from vitkit.files import write_file
 from vitkit.models.model import HEAD, Model
+from vitkit.notes import Note
 from vitkit.predictor import Predictor, choose_device
-from vitkit.training.build import build_model
+from vitkit.training.build import Inputs, build_model
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import Listener
 from vitkit.training.stop import obey
-from vitkit.transfer.plan import Part
 from vitkit.weights.convert import save
+from vitkit.weights.load import LoadedModel, load_model
 
 FITTED = "fitted.json"
 
@@ -31,41 +33,48 @@ class FittedHead:
     """A model folder whose head alone has learned."""
 
     path: Path
+    loaded: LoadedModel
     accuracy: float | None
     "On the images to choose by."
     seconds: float
 
 
-def fit_head(config: TrainConfig, part: Part, path: Path, device: str, listener: Listener) -> FittedHead:
-    """Fit a logistic regression on the features of a run's model and write the model with it as its head, once."""
+def fit_head(
+    config: TrainConfig, inputs: Inputs, dev: Source | None, path: Path, device: str, listener: Listener
+) -> FittedHead:
+    """Fit a logistic regression on the features of a run's model and write the model with it as its head, once.
+
+    dev: images to choose by, if there are any.
+    """
     if (path / FITTED).is_file():
         known = json.loads((path / FITTED).read_text(encoding="utf-8"))
-        return FittedHead(path, known["accuracy"], known["seconds"])
+        return FittedHead(path, load_model(path), known["accuracy"], known["seconds"])
+    assert inputs.train is not None
     began = time.perf_counter()
-    model, preprocessing, _ = build_model(config, open_data(part.train).class_names)
+    names = inputs.train.class_names
+    model, preprocessing, _ = build_model(config, names, inputs.start)
     predictor = Predictor(model, preprocessing, (), device=choose_device(device))
-    progress = Told(listener)
-    train = frozen_features(predictor, part.train, default="train", progress=progress)
-    listener.note(f"features of {len(train.labels):,} images; fitting the head")
+    progress = FeatureNotes(listener)
+    train = frozen_features(predictor, inputs.train, progress=progress)
+    listener.note(Note(f"features of {len(train.labels):,} images; fitting the head", "progress"))
     probe = Probe().fit(train.x, train.labels)
     if not probe.converged_:
         listener.note(f"the head did not converge in {probe.n_iter_:,} iterations; it is a start nonetheless")
     accuracy = None
-    if part.dev:
-        dev = frozen_features(
-            predictor, part.dev, default="measure", classes=train.class_names, progress=progress
-        )
-        accuracy = float((probe.predict(dev.x) == dev.labels).mean())
-        listener.note(f"the head alone: {accuracy:.2%} on {part.dev}")
+    if dev is not None:
+        chosen_by = frozen_features(predictor, dev, progress=progress)
+        accuracy = float((probe.predict(chosen_by.x) == chosen_by.labels).mean())
+        listener.note(f"the head alone: {accuracy:.2%} on {dev.data_name}")
     net = predictor.model.cpu()
-    fill_head(net, *as_layer(probe, len(train.class_names)))
-    save(net, path, class_names=train.class_names, preprocessing=predictor.preprocessing, force=True)
-    found = FittedHead(path, accuracy, time.perf_counter() - began)
-    (path / FITTED).write_text(json.dumps({"accuracy": accuracy, "seconds": found.seconds}), encoding="utf-8")
-    return found
+    fill_head(net, *as_layer(probe, len(names)))
+    save(net, path, class_names=names, preprocessing=predictor.preprocessing, force=True)
+    seconds = time.perf_counter() - began
+    write_file(path / FITTED, json.dumps({"accuracy": accuracy, "seconds": seconds}) + "\n")
+    loaded = LoadedModel(net, predictor.preprocessing, names, path.name)
+    return FittedHead(path, loaded, accuracy, seconds)
 
 
-class Told:
+class FeatureNotes:
     """Progress of features as notes, some seconds apart."""
 
     def __init__(self, listener: Listener, seconds: float = 10.0) -> None:
@@ -75,7 +84,7 @@ class Told:
         obey()
         if time.perf_counter() - self.last > self.seconds:
             self.last = time.perf_counter()
-            self.listener.note(f"features: {done:,} of {total:,} images")
+            self.listener.note(Note(f"features: {done:,} of {total:,} images", "progress"))
 
 
 def as_layer(probe: Probe, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
-"""What a fine-tuning will do, settled and checked before anything is computed."""
+"""What a fine-tuning will do, settled and checked before anything is computed; its data is opened and its model loaded here."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,21 +13,22 @@ import numpy as np
 
 from vitkit.config import from_dict, merge
 from vitkit.data.decode import read_pixels
-from vitkit.data.open import list_splits, open_data
+from vitkit.data.open import Data, list_splits, open_data
 from vitkit.data.pipeline import parse_pipeline
-from vitkit.data.sources.source import Source, shared_images
-from vitkit.data.spec import DataSpec, as_spec
+from vitkit.data.sources.source import Source, shared_images, take
+from vitkit.data.spec import DataSpec
 from vitkit.data.splits import counted, listed
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, as_size, write_size
 from vitkit.models.model import check_rgb
-from vitkit.predictor import choose_device
-from vitkit.training.build import given_preprocessing, resolve_periods
+from vitkit.notes import Note, kind_of
+from vitkit.predictor import Predictor, choose_device
+from vitkit.training.build import Inputs, given_preprocessing, resolve_periods
 from vitkit.training.config import TrainConfig
 from vitkit.training.microbatch import sizes
 from vitkit.training.schedules import build_schedule
 from vitkit.transfer.config import TransferConfig, part_changes
-from vitkit.transfer.forecast import operations
+from vitkit.transfer.estimates import operations
 from vitkit.transfer.protocols import (
     PAPER,
     QUICK_EPOCHS,
@@ -37,7 +39,7 @@ from vitkit.transfer.protocols import (
     paper_settings,
     quick_settings,
 )
-from vitkit.weights.load import LoadedModel, load_model
+from vitkit.weights.load import LoadedModel, find_source, load_model
 
 MINUTES = 10.0
 CPU_MICRO_BATCH = 32
@@ -62,33 +64,67 @@ NEUTRAL = (
 
 
 @dataclass(frozen=True)
-class Part:
+class Start:
+    """The model that fine-tuning starts from, loaded once."""
+
+    spec: str
+    "Its MODEL string."
+    loaded: LoadedModel
+    is_trained: bool
+    "Whether it has weights to start from; those of an untrained model are drawn by each run, from its seed."
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.loaded.model.config
+
+
+def load_start(model: str | os.PathLike[str] | Predictor) -> Start:
+    """Return a model to start from; one that takes other than RGB images is refused."""
+    if isinstance(model, Predictor):
+        names = model.class_names
+        notes = tuple(Note(line, kind_of(line)) for line in model.notes)
+        loaded = LoadedModel(model.model, model.preprocessing, names, model.name, notes)
+        start = Start(model.spec, loaded, True)
+    else:
+        spec = os.fspath(model)
+        start = Start(spec, load_model(spec), find_source(spec).path is not None)
+    check_rgb(start.config, start.spec)
+    return start
+
+
+@dataclass(frozen=True)
+class TrainDev:
     """Images to learn from, and those to choose by, if any."""
 
-    train: str
-    dev: str | None
+    train: Source
+    dev: Source | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
     """A model, data and protocol, as settings of training runs."""
 
-    model: str
+    start: Start
     protocol: str
     transfer: TransferConfig
     rule: Rule
     settings: dict[str, Any]
     changes: list[str]
-    whole: Part
+    whole: TrainDev
     "The last run: all of train; a quick one without a sweep and without a val split keeps what it chooses by apart."
-    tuning: Part | None
+    tuning: TrainDev | None
     "What a sweep learns from and measures on: train cut in two; None without a sweep."
+    measured: Source
+    "What is reported on."
     test: str
-    has_several_labels: bool
+    "Its DATA string, as the user names it."
     num_images: int
-    num_measured: int
-    architecture: ModelConfig
-    notes: tuple[str, ...] = ()
+    "Of train."
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def has_several_labels(self) -> bool:
+        return self.measured.has_several_labels
 
     @property
     def head_first(self) -> bool:
@@ -99,18 +135,25 @@ class Plan:
     def minutes(self) -> float:
         return self.transfer.minutes or MINUTES
 
-    def config(self, part: Part, changes: Sequence[str] = (), **settings: Any) -> TrainConfig:
+    def config(self, data: TrainDev, changes: Sequence[str] = (), **settings: Any) -> TrainConfig:
         """Return a run of this plan; the user's changes come before those given here.
 
-        What data.evaluate=DATA names is reported on at the end. Where the last run has no images to choose by, it is
-        shown as the run goes on, and the last weights are kept, by a sweep's runs too: it chooses nothing.
+        Where the last run has no images to choose by, test metrics are logged but never used for selection: the last
+        weights are kept, in a sweep's runs too.
         """
-        data = {**self.settings["data"], "train": part.train, "evaluate": part.dev or self.test}
-        merged = merge({**self.settings, "data": data, **settings}, [*self.changes, *changes])
-        merged["data"]["evaluate"] = data["evaluate"]
+        evaluate = self.test if data.dev is None else data.dev.data_name
+        named = {**self.settings["data"], "train": data.train.data_name, "evaluate": evaluate}
+        merged = merge({**self.settings, "data": named, **settings}, [*self.changes, *changes])
+        merged["data"]["evaluate"] = evaluate
         if self.whole.dev is None:
             merged["select"] = "last"
         return from_dict(TrainConfig, merged, "the settings")
+
+    def inputs(self, data: TrainDev, start: LoadedModel | None = None) -> Inputs:
+        """Return what such a run reads, opened; `start` replaces the plan's model."""
+        measured = self.measured if data.dev is None else data.dev
+        own = self.start.loaded if self.start.is_trained else None
+        return Inputs(data.train, measured, own if start is None else start)
 
     @property
     def has_duration(self) -> bool:
@@ -119,10 +162,10 @@ class Plan:
     def operations(self, runs: int) -> float:
         """Return the floating-point operations of so many runs, whose length is given."""
         config = self.config(self.whole)
-        size = parse_pipeline(config.data.pipeline).size or self.architecture.size
+        size = parse_pipeline(config.data.pipeline).size or self.start.config.size
         trained = resolve_periods(config, self.num_images).total * config.batch_size
-        passed = self.num_measured + self.head_first * self.num_images
-        return runs * operations(self.architecture, size, trained=trained, measured=passed)
+        passed = len(self.measured) + self.head_first * self.num_images
+        return runs * operations(self.start.config, size, trained=trained, measured=passed)
 
     @property
     def departures(self) -> tuple[str, ...]:
@@ -133,8 +176,18 @@ class Plan:
         return (*own, *(change for change in self.changes if not is_neutral(change)))
 
 
-def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep: bool = False) -> Plan:
-    """Return what to run; what can't work is refused here."""
+def make_plan(
+    model: str | os.PathLike[str] | Predictor | Start,
+    data: Data,
+    changes: Sequence[str],
+    device: str,
+    sweep: bool = False,
+    measured: Source | None = None,
+) -> Plan:
+    """Return what to run; what can't work is refused here.
+
+    measured: what is reported on, where the caller has opened it.
+    """
     transfer, rest = part_changes(changes)
     asked = merge({}, rest)
     on = choose_device(device)
@@ -145,14 +198,19 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
         raise InputError("minutes is a setting of protocol=quick; with protocol=paper, give duration=STEPS")
     if sweep and "learning_rate" in asked.get("optimizer", {}):
         raise InputError("a sweep finds optimizer.learning_rate: leave it out, or leave out --sweep")
-    loaded = load_model(model)
-    check_rgb(loaded.model.config, model)
-    spec, source, test, measured = open_both(data, asked.get("data", {}).get("evaluate"))
+    start = model if isinstance(model, Start) else load_start(model)
+    source = open_train(data)
+    assert source.spec is not None
+    evaluate = asked.get("data", {}).get("evaluate")
+    measured = open_measured(source, evaluate if measured is None else measured)
+    test = measured.data_name if evaluate is None else str(evaluate)
+    check_pair(source, measured, test)
+    spec = source.spec
     rule = named_rule(spec) or hyper_rule(len(source), typical_area(source))
-    size = as_size(transfer.image_size or loaded.model.config.size)
+    size = as_size(transfer.image_size or start.config.size)
     if transfer.image_size is None and protocol == "paper":
-        size = in_proportion(loaded.model.config, rule.image_size)
-    if size != loaded.model.config.size and (fitting := fitting_size(loaded.model.config, size)) != size:
+        size = in_proportion(start.config, rule.image_size)
+    if size != start.config.size and (fitting := fitting_size(start.config, size)) != size:
         raise InputError(
             f"image_size {write_size(size)} is no multiple of the model's patch; {write_size(fitting)} is"
         )
@@ -160,29 +218,33 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     if protocol == "paper" and "duration" in asked:
         settings["schedule"]["warmup"] = f"{100 * rule.warmup / rule.steps:g}%"
     settings |= {"name": "finetune", "micro_batch": "auto", "keep_checkpoints": 1}
-    settings["model"] = {"name": model, "new_head": True, **without_regularisation(loaded)}
+    settings["model"] = {"name": start.spec, "new_head": True, **without_regularisation(start.config)}
     merged = merge(settings, rest)
     batch_size = merged["batch_size"]
     if merged.get("compile") == "graphs":
         settings["micro_batch"] = None  # a graph holds a whole batch
     elif on.type != "cuda" and isinstance(batch_size, int) and batch_size > 0:
         settings["micro_batch"] = next(size for size in sizes(batch_size, 1) if size <= CPU_MICRO_BATCH)
-    parts = cut(spec, rule.dev_percent)
-    if sweep and parts is None:
+    is_cut = spec.start is not None or spec.stop is not None or spec.shots is not None
+    if sweep and is_cut:
         raise InputError(
-            f"a sweep cuts its dev split from train, and {data} is a slice or shots: leave them out"
+            f"a sweep cuts its dev split from train, and {spec} is a slice or shots: leave them out"
         )
-    whole, tuning = Part(str(spec), None), parts if sweep else None
+    tuning = cut_train(source, rule.dev_percent) if sweep else None
+    whole = TrainDev(source)
     if protocol == "quick":
-        whole = with_val(spec, measured) or (None if sweep else parts) or whole
+        val = open_val(source, measured)
+        if val is not None:
+            whole = TrainDev(source, val)
+        elif not sweep and not is_cut:
+            whole = cut_train(source, rule.dev_percent)
     if asked.get("select") == "best" and whole.dev is None:
         why = ", because the last run of a sweep learns all of train" if sweep else ""
         raise InputError(
             f"select=best has no images to choose by but those that are reported on, {test}{why}: leave it out"
         )
     plan = Plan(
-        *(model, protocol, transfer, rule, settings, rest, whole, tuning, test),
-        *(source.has_several_labels, len(source), len(measured), loaded.model.config),
+        *(start, protocol, transfer, rule, settings, rest, whole, tuning, measured, test, len(source)),
     )
     config = plan.config(whole) if plan.has_duration else plan.config(whole, duration=1000)
     made = parse_pipeline(config.data.pipeline).size
@@ -194,26 +256,32 @@ def make_plan(model: str, data: str, changes: Sequence[str], device: str, sweep:
     check_head_first(plan, config)
     periods = resolve_periods(config, len(source))
     build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
-    sized = replace(loaded.preprocessing, image_size=size)
-    lines = [
-        *source.notes,
-        *measured.notes,
-        *loaded.notes_with(given_preprocessing(config, sized)),
+    sized = replace(start.loaded.preprocessing, image_size=size)
+    dev = (tuning or whole).dev
+    warnings = [
         *unlearned(source, measured, test),
         *unmeasured(measured, test),
+        *other_preprocessing(config, start.loaded),
+        *few_images(measured, test),
     ]
-    lines += [*other_preprocessing(config, loaded), *few_images(measured, test)]
-    chosen = tuning or whole
-    if chosen.dev:
-        learned, dev = (open_data(part, classes=source.class_names) for part in (chosen.train, chosen.dev))
-        lines += [*unlearned(learned, dev, chosen.dev), *few_images(dev, chosen.dev)]
+    if dev is not None:
+        warnings += unlearned((tuning or whole).train, dev, dev.data_name)
+        warnings += few_images(dev, dev.data_name)
     if protocol == "paper" and on.type == "cpu" and periods.total * config.batch_size > CPU_IMAGES:
-        lines.append("warning: the paper's protocol is made for a GPU; protocol=quick takes minutes here")
-    lines.append(
-        f"{loaded.name} on {spec}: {len(source):,} images, {source.num_classes:,} classes; "
+        warnings.append("warning: the paper's protocol is made for a GPU; protocol=quick takes minutes here")
+    summary = (
+        f"{start.loaded.name} on {spec}: {len(source):,} images, {source.num_classes:,} classes; "
         f"reported on {test}, {len(measured):,} images"
     )
-    return replace(plan, notes=(*lines, describe(plan, config, write_size(size), sweep)))
+    read = (*source.notes, *measured.notes, *(() if dev is None else dev.notes))
+    notes = (
+        *(Note(line, "data") for line in dict.fromkeys(read)),
+        *start.loaded.notes_with(given_preprocessing(config, sized)),
+        *(Note(line, "warning") for line in warnings),
+        Note(summary, "data"),
+        Note(protocol_line(plan, config, write_size(size), sweep), "protocol"),
+    )
+    return replace(plan, notes=notes)
 
 
 def check_head_first(plan: Plan, config: TrainConfig) -> None:
@@ -229,36 +297,47 @@ def check_head_first(plan: Plan, config: TrainConfig) -> None:
             f"a head is fitted on every image, so that data.bad_images={config.data.bad_images} can't be: remove the "
             "images that vit data names, or set head_first=false"
         )
-    for part in filter(None, (plan.whole, plan.tuning)):
-        if np.bincount(open_data(part.train).labels).max() < 2:
+    for data in filter(None, (plan.whole, plan.tuning)):
+        if np.bincount(data.train.labels).max() < 2:
             raise InputError(
-                f"no class of {part.train} has two images, which fitting a head takes: add images, or set "
+                f"no class of {data.train.data_name} has two images, which fitting a head takes: add images, or set "
                 "head_first=false"
             )
 
 
-def open_both(data: str, evaluate: str | None) -> tuple[DataSpec, Source, str, Source]:
-    """Return what is learned from and what is reported on, opened; they must be different images of the same classes."""
-    spec = as_spec(data)
-    source = open_data(spec, default="train")
+def open_train(data: Data) -> Source:
+    """Return what is learned from: two classes or more."""
+    source = open_data(data, default="train")
+    if source.spec is None:
+        raise InputError(f"{source.data_name} was not opened by open_data; give the DATA that it would take")
     if source.num_classes < 2:
-        raise InputError(f"{data} has images of one class alone; expected two or more")
-    spec = replace(spec, split=spec.split or source.split)
-    other = spec.whole if evaluate is None else as_spec(evaluate)
-    if evaluate is None and not {"test", "val"} & {*(splits := list_splits(spec))}:
-        raise InputError(
-            f"{data} has no images to report on (its splits: {listed(splits)}): name them with data.evaluate=DATA"
-        )
-    measured = open_data(other, default="measure", classes=source.class_names)
-    test = str(replace(other, split=measured.split)) if evaluate is None else evaluate
+        raise InputError(f"{source.data_name} has images of one class alone; expected two or more")
+    return source
+
+
+def open_measured(source: Source, evaluate: str | Source | None) -> Source:
+    """Return what is reported on, its labels in the order of train's classes: as named, else the data's own split."""
+    assert source.spec is not None
+    if evaluate is None:
+        splits = list_splits(source.spec)
+        if "test" not in splits and "val" not in splits:
+            raise InputError(
+                f"{source.data_name} has no images to report on (its splits: {listed(splits)}): name them with "
+                "data.evaluate=DATA"
+            )
+    other = source.spec.whole if evaluate is None else evaluate
+    return open_data(other, default="measure", classes=source.class_names)
+
+
+def check_pair(source: Source, measured: Source, test: str) -> None:
+    """Refuse to report on images that are learned from, or that are labelled in another way."""
     if shared := shared_images(source, measured):
         raise InputError(
-            f"{shared:,} images of {test} would be learned from and reported on: name another split than {spec}, "
-            "or data.evaluate=DATA"
+            f"{shared:,} images of {test} would be learned from and reported on: name another split than "
+            f"{source.data_name}, or data.evaluate=DATA"
         )
     if source.has_several_labels != measured.has_several_labels:
-        raise InputError(f"{data} and {test} differ in whether images have several labels")
-    return spec, source, test, measured
+        raise InputError(f"{source.data_name} and {test} differ in whether images have several labels")
 
 
 def few_images(measured: Source, test: str) -> list[str]:
@@ -316,21 +395,27 @@ def named_rule(spec: DataSpec) -> Rule | None:
     return None if spec.source.startswith("vtab/") else PAPER.get(Path(spec.source).name)
 
 
-def cut(spec: DataSpec, percent: int) -> Part | None:
-    """Return train cut in two, every class by its share; None where the data is a slice or shots already."""
-    if spec.start is not None or spec.stop is not None or spec.shots is not None:
-        return None
+def cut_train(source: Source, percent: int) -> TrainDev:
+    """Return train cut in two, every class by its share."""
+    assert source.spec is not None
     at = f"{100 - percent}%"
-    return Part(str(replace(spec, stop=at, seed=0)), str(replace(spec, start=at, seed=0)))
+    parts = []
+    for spec in (replace(source.spec, stop=at, seed=0), replace(source.spec, start=at, seed=0)):
+        parts.append(take(source, spec))
+        parts[-1].spec = spec
+    return TrainDev(*parts)
 
 
-def with_val(spec: DataSpec, measured: Source) -> Part | None:
-    """Return train with the data's own val split, unless there is none or it is what is reported on."""
-    val = replace(spec.whole, split="val")
-    if spec.split != "train" or "val" not in list_splits(spec):
+def open_val(source: Source, measured: Source) -> Source | None:
+    """Return the data's own val split to choose by; None where there is none or it is what is reported on."""
+    assert source.spec is not None
+    whole = source.spec.whole
+    if source.split != "train" or "val" not in list_splits(whole):
         return None
-    source = open_data(val)
-    return None if shared_images(source, measured) else Part(str(spec), str(val))
+    if measured.spec is not None and measured.spec.whole == whole and measured.split == "val":
+        return None
+    val = open_data(replace(whole, split="val"), classes=source.class_names)
+    return None if shared_images(val, measured) else val
 
 
 def typical_area(source: Source, most: int = 5) -> int:
@@ -344,10 +429,10 @@ def typical_area(source: Source, most: int = 5) -> int:
     return int(np.median(areas)) if areas else 0
 
 
-def without_regularisation(loaded: LoadedModel) -> dict[str, float]:
+def without_regularisation(model: ModelConfig) -> dict[str, float]:
     """Return what turns off a transformer's dropout and stochastic depth, which fine-tuning does without."""
     names = ("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
-    return {name: 0.0 for name in names if getattr(loaded.model.config, name, 0.0)}
+    return {name: 0.0 for name in names if getattr(model, name, 0.0)}
 
 
 def is_neutral(change: str) -> bool:
@@ -356,7 +441,7 @@ def is_neutral(change: str) -> bool:
     return name in NEUTRAL or name.startswith("frozen.")
 
 
-def describe(plan: Plan, config: TrainConfig, size: str, sweep: bool) -> str:
+def protocol_line(plan: Plan, config: TrainConfig, size: str, sweep: bool) -> str:
     """Say in a line what the protocol is here."""
     rate = "by a sweep" if sweep else f"{config.optimizer.learning_rate:g}"
     if plan.protocol == "paper" and not sweep:
@@ -372,5 +457,6 @@ def describe(plan: Plan, config: TrainConfig, size: str, sweep: bool) -> str:
         config.duration if plan.has_duration else f"at most {plan.minutes:g} minutes or {QUICK_EPOCHS} epochs"
     )
     head = "a head on frozen features, then " if plan.head_first else ""
-    chosen = f"; the best on {plan.whole.dev} is kept" if plan.whole.dev else ""
+    dev = plan.whole.dev
+    chosen = "" if dev is None else f"; the best on {dev.data_name} is kept"
     return f"protocol quick: {head}steps of all weights ({shown}) for {length}{chosen}{changed}"

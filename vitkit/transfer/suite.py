@@ -1,61 +1,114 @@
-"""The paper's suite: every data set of its tables that is here, fine-tuned by its protocol, beside what it reports."""
+"""The paper's suite: every data set of its tables that is here, fine-tuned by its protocol, in a table next to the paper's results."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 
+from vitkit.data.sources.source import Source
 from vitkit.data.sources.vtab import TASKS
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.evaluation.features import mean_and_spread
 from vitkit.evaluation.run import evaluate
 from vitkit.files import write_file
-from vitkit.models.configs import ModelConfig
-from vitkit.predictor import choose_device
-from vitkit.results import as_json
-from vitkit.runs import ROOT, named_path, run_name
+from vitkit.notes import Kind, Note
+from vitkit.predictor import Predictor, choose_device
+from vitkit.results import Result
+from vitkit.runs import ROOT, RunFolder, named_path, run_name
 from vitkit.training.estimate import in_words
 from vitkit.training.log import Listener, Silent
 from vitkit.transfer.config import part_changes
-from vitkit.transfer.finetune import HEAD_ALONE, finetune
-from vitkit.transfer.forecast import seconds_for
-from vitkit.transfer.plan import Plan, make_plan
-from vitkit.transfer.published import ROWS, published_columns
-from vitkit.transfer.suite_data import (
-    SETS,
-    VTAB,
-    Here,
-    duration_of,
-    find_real,
-    find_root,
-    find_sets,
-    find_vtab,
+from vitkit.transfer.estimates import seconds_for
+from vitkit.transfer.finetune import (
+    HEAD_ALONE,
+    FinetuneRequest,
+    FinetuneResult,
+    NestedRun,
+    run_finetuning,
 )
-from vitkit.transfer.suite_table import as_markdown
+from vitkit.transfer.plan import Plan, load_start, make_plan
+from vitkit.transfer.published import ROWS, PublishedAccuracy, published_columns
+from vitkit.transfer.suite_data import SETS, VTAB, duration_of, find_real, find_root, find_sets, find_vtab
+from vitkit.transfer.vtab.document import VtabResult
 from vitkit.transfer.vtab.protocols import operations_of
-from vitkit.transfer.vtab.run import Without, vtab
-from vitkit.transfer.vtab.tasks import Exercise
-from vitkit.weights.load import load_model
+from vitkit.transfer.vtab.run import first_line, vtab
+from vitkit.weights.load import paths_in
 
 SEEDS = 3
-RESULT, TABLE = "suite.json", "suite.md"
+TABLE, REAL_VALUES = "suite.md", "real-accuracy.json"
+SAID: tuple[Kind, ...] = ("model", "untrained", "estimate", "advice")
+"What is said of all data sets at the start, so that no fine-tuning says it again."
 ONE_MODEL = "the fitted head was kept for every seed: one model, so there is no deviation"
 ONE_NUMBER = "every seed gave the same number"
-ONE = (ONE_MODEL, ONE_NUMBER)
+CAPTION = (
+    "Top-1 accuracy in percent, mean and sample standard deviation of seeds. The paper's are ViT's tables 2 and 5; "
+    "ImageNet in table 2 was fine-tuned at 512 px (H/14: 518) with averaged weights. * see below."
+)
+
+
+@dataclass(frozen=True)
+class SuiteRow(Result):
+    """What the table says of a data set."""
+
+    accuracy: float
+    std: float | None
+    values: tuple[float, ...]
+    remarks: tuple[str, ...]
+    "What makes it another number than the paper's."
+    protocol: str
+    changes: tuple[str, ...]
+    device_hours: float
+    run: str
+
+
+@dataclass(frozen=True)
+class FinetunedRow(SuiteRow):
+    """A data set of its own."""
+
+    kept: str
+    measured_on: str
+    models: tuple[str, ...]
+    "Of each seed."
+
+
+@dataclass(frozen=True)
+class VtabRow(SuiteRow):
+    """All of VTAB."""
+
+    tasks: int
+    failed: str | None
+
+
+@dataclass(frozen=True)
+class SuiteResult(Result):
+    """What `vit finetune --suite paper --json` prints."""
+
+    status: Literal["done", "failed", "stopped"]
+    run: str
+    model: str
+    seeds: int
+    protocol: str
+    changes: tuple[str, ...]
+    results: Mapping[str, SuiteRow]
+    failures: Mapping[str, str]
+    absent: Mapping[str, str]
+    device_hours: float
+    published: Mapping[str, Mapping[str, PublishedAccuracy]]
 
 
 @dataclass(frozen=True)
 class Job:
     """One row of the table before it is known: what makes it, and the operations that this takes."""
 
-    run: Callable[[], dict[str, Any] | None]
+    run: Callable[[], SuiteRow | None]
     "Returns the row; None after a request to stop."
     flops: float = 0.0
     seconds: float = 0.0
@@ -63,7 +116,7 @@ class Job:
 
 
 def run_suite(
-    model: str,
+    model: str | os.PathLike[str] | Predictor,
     suite: str = "paper",
     folder: str | None = None,
     changes: Sequence[str] = (),
@@ -73,10 +126,10 @@ def run_suite(
     device: str = "auto",
     force: bool = False,
     listener: Listener | None = None,
-) -> dict[str, Any]:
-    """Fine-tune a model on every data set of a suite; return what `vit finetune --suite paper --json` prints.
+) -> SuiteResult:
+    """Fine-tune a model on every data set of a suite; the same call again resumes.
 
-    folder: where the data sets are: folders by their names, torchvision's, real.json, vtab; left open, the cache.
+    folder: where the data sets are: folders by their names, torchvision's, real.json, vtab; the default is the cache.
     changes: settings of every fine-tuning, VTAB's too. The protocol is the paper's unless they say protocol=quick.
     A row that fails is reported, and the others are still made.
     """
@@ -86,7 +139,8 @@ def run_suite(
         raise InputError(f"seeds must be at least 1, not {seeds}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("a suite runs in one process: start it without torchrun")
-    request = {"model": model, "suite": suite, "data": folder, "changes": list(changes), "seeds": seeds}
+    named = model.spec if isinstance(model, Predictor) else os.fspath(model)
+    request = {"model": named, "suite": suite, "data": folder, "changes": list(changes), "seeds": seeds}
     path = Path(ROOT, run_name(f"suite-{suite}", request)) if run is None else named_path(run)
     root, listener, on = find_root(folder), listener or Silent(), choose_device(device)
     settings = with_protocol(changes)
@@ -95,67 +149,113 @@ def run_suite(
     if not here and not tasks:
         hint = ": name a folder, as in vit finetune MODEL ./data --suite paper" if folder is None else ""
         raise InputError(f"{root} holds no data set of the suite; expected {', '.join(SETS)} or {VTAB}{hint}")
-    within = Without(listener, "shorter: ", "estimated time: ")  # the suite has said it of all
-    options: dict[str, Any] = {"seeds": seeds, "device": device, "force": force, "listener": within}
-    config = load_model(model).model.config
+    start, within = load_start(model), NestedRun(listener, SAID)
     jobs: dict[str, Job] = {}
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, SuiteRow] = {}
     refused: dict[str, InputError] = {}
+
+    def finetune_job(name: str, data: str, plan: Plan) -> Job:
+        request = FinetuneRequest(start.spec, data, tuple(settings), seeds=seeds)
+
+        def finetuned() -> SuiteRow | None:
+            own = path / name
+            result = run_finetuning(request, lambda: plan, own, device=device, force=force, listener=within)
+            return None if result.status == "stopped" else finetuned_row(name, result, plan, settings)
+
+        if not plan.has_duration:
+            return Job(finetuned, seconds=plan.minutes * 60 * seeds)
+        return Job(finetuned, plan.operations(seeds))
+
     for name, found in here.items():
         try:
-            plan = make_plan(model, found.data, settings, device)
+            plan = make_plan(start, found.train, settings, device, measured=found.measured)
         except InputError as error:
             refused[name], absent[name] = error, str(error)
             continue
-        jobs[name] = _set_job(name, found, plan, settings, path, options)
+        jobs[name] = finetune_job(name, found.data, plan)
     if refused and not jobs:  # what is wrong is not the data
         raise next(iter(refused.values()))
     real = find_real(root, here.get("imagenet") if "imagenet" in jobs else None)
     if isinstance(real, Path):
-        jobs["real"] = Job(lambda: _real_row(path, results["imagenet"], real, device, force))
+        measured = here["imagenet"].measured
+
+        def real_values() -> SuiteRow:
+            row = results["imagenet"]
+            assert isinstance(row, FinetunedRow)
+            return real_row(path / REAL_VALUES, row, real, measured, device, force)
+
+        jobs["real"] = Job(real_values)
     else:
         absent["real"] = real
     if tasks:
-        jobs["vtab"] = _vtab_job(model, root / VTAB, tasks, config, settings, path, options)
+        steps = None if (duration := duration_of(settings)) is None else int(duration)
+        rest = [change for change in stated(settings) if not change.startswith("duration=")]
+
+        def vtab_values() -> SuiteRow | None:
+            result = vtab(
+                start,
+                str(root / VTAB),
+                seeds=seeds,
+                steps=steps,
+                changes=rest,
+                run=str(path / VTAB),
+                device=device,
+                force=force,
+                listener=within,
+            )
+            return None if result.status == "stopped" else vtab_row(result, settings)
+
+        flops = (
+            operations_of("vit", task, start.config, steps=steps, seeds=seeds, sweep=None, changes=rest)
+            for task in tasks
+        )
+        jobs["vtab"] = Job(vtab_values, sum(flops))
     absent = {name: absent[name] for name in ROWS if name in absent and name not in jobs}
     for line in (
-        *(f"left out {name}: {why}" for name, why in absent.items()),
-        *_announcement(jobs, seeds, on),
+        *start.loaded.notes,
+        *(Note(f"left out {name}: {why}", "data") for name, why in absent.items()),
+        *announcement(jobs, seeds, on),
     ):
         listener.note(line)
-    failures, is_stopped = _run_jobs(jobs, results, listener)
-    document = {
-        "status": "stopped" if is_stopped else "failed" if failures else "done",
-        "run": str(path),
-        "model": model,
-        "seeds": seeds,
-        "protocol": part_changes(settings)[0].protocol,
-        "changes": stated(settings),
-        "results": results,
-        "failures": failures,
-        "absent": absent,
-        "device_hours": sum(row["device_hours"] for row in results.values()),
-        "published": as_json(published_columns(config)),
-    }
-    write_file(path / RESULT, json.dumps(document, indent=2, allow_nan=False) + "\n")
-    write_file(path / TABLE, as_markdown(document))
+    reads = [root, *paths_in(start.spec)]
+    with RunFolder(path, request, kind="suite", force=force, keeps=reads) as own:
+        own.clear()
+        own.update(status="running", message="")
+        failures, is_stopped = run_jobs(jobs, results, listener)
+        document = SuiteResult(
+            status="stopped" if is_stopped else "failed" if failures else "done",
+            run=str(path),
+            model=start.spec,
+            seeds=seeds,
+            protocol=part_changes(settings)[0].protocol,
+            changes=stated(settings),
+            results=results,
+            failures=failures,
+            absent=absent,
+            device_hours=sum(row.device_hours for row in results.values()),
+            published=published_columns(start.config),
+        )
+        write_file(path / TABLE, as_markdown(document))
+        own.update(**document.to_json())
     return document
 
 
-def _announcement(jobs: dict[str, Job], seeds: int, device: torch.device) -> list[str]:
+def announcement(jobs: Mapping[str, Job], seeds: int, device: torch.device) -> list[Note]:
     """Say how long all of it will take, and how it would take less."""
     seconds = sum(job.seconds for job in jobs.values())
     seconds += seconds_for(sum(job.flops for job in jobs.values()), device)
+    each = f"{', '.join(jobs)}, each {counted(seeds, 'seed')}"
+    shorter = "duration=STEPS, image_size=224, --seeds 1, protocol=quick minutes=10, a smaller model"
     return [
-        "",
-        f"estimated time: {in_words(seconds)} in all on {device.type}: {', '.join(jobs)}, each {counted(seeds, 'seed')}",
-        "shorter: duration=STEPS, image_size=224, --seeds 1, protocol=quick minutes=10, a smaller model",
-        "",
+        Note(""),
+        Note(f"estimated time: {in_words(seconds)} in all on {device.type}: {each}", "estimate"),
+        Note(f"shorter: {shorter}", "advice"),
+        Note(""),
     ]
 
 
-def _run_jobs(
-    jobs: dict[str, Job], results: dict[str, dict[str, Any]], listener: Listener
+def run_jobs(
+    jobs: Mapping[str, Job], results: dict[str, SuiteRow], listener: Listener
 ) -> tuple[dict[str, str], bool]:
     """Fill in the rows; return why some failed, and whether someone asked to stop."""
     failures: dict[str, str] = {}
@@ -167,15 +267,14 @@ def _run_jobs(
         try:
             row = jobs[name].run()
         except Exception as error:  # one row must not take the others down; it is told of and tried again
-            words = (str(error).strip() or type(error).__name__).splitlines()[0]
-            failures[name] = words if isinstance(error, InputError) else f"{type(error).__name__}: {words}"
+            failures[name] = first_line(error)
             listener.note(f"{name} failed: {failures[name]}")
             continue
         if row is None:
             return failures, True
         results[name] = row
-        if row.get("failed"):
-            failures[name] = row["failed"]
+        if isinstance(row, VtabRow) and row.failed:
+            failures[name] = row.failed
     return failures, False
 
 
@@ -190,33 +289,33 @@ def with_protocol(changes: Sequence[str]) -> list[str]:
     return ["protocol=paper", *(change for change in changes if change != "protocol=auto")]
 
 
-def stated(changes: Sequence[str]) -> list[str]:
+def stated(changes: Sequence[str]) -> tuple[str, ...]:
     """Return the changes that the name of the protocol doesn't say."""
-    return [change for change in changes if not change.startswith("protocol=")]
+    return tuple(change for change in changes if not change.startswith("protocol="))
 
 
-def _set_job(
-    name: str,
-    found: Here,
-    plan: Plan,
-    changes: Sequence[str],
-    path: Path,
-    options: dict[str, Any],
-) -> Job:
-    """Return the fine-tuning on one data set."""
+def finetuned_row(name: str, result: FinetuneResult, plan: Plan, changes: Sequence[str]) -> FinetunedRow:
+    """Return what the table says of a data set."""
+    said = ["protocol quick, not the paper's"] if result.protocol != "paper" else []
+    said += [f"changed: {', '.join(changed)}"] if (changed := stated(changes)) else []
+    said += unofficial(name, (plan.measured.num_classes, plan.num_images, len(plan.measured)))
+    accuracy, std, same = seed_spread(result.values, result.kept)
+    return FinetunedRow(
+        accuracy=accuracy,
+        std=std,
+        values=result.values,
+        remarks=(*said, *same),
+        protocol=result.protocol,
+        changes=stated(changes),
+        device_hours=result.device_hours,
+        run=result.run,
+        kept=result.kept,
+        measured_on=result.measured_on,
+        models=result.models,
+    )
 
-    def run() -> dict[str, Any] | None:
-        result = finetune(plan.model, found.data, changes, run=str(path / name), **options)
-        return (
-            None if result["status"] == "stopped" else _row(result, changes, _unofficial(name, found.counts))
-        )
 
-    if not plan.has_duration:
-        return Job(run, seconds=plan.minutes * 60 * options["seeds"])
-    return Job(run, plan.operations(options["seeds"]))
-
-
-def _unofficial(name: str, counts: tuple[int, int, int]) -> list[str]:
+def unofficial(name: str, counts: tuple[int, int, int]) -> list[str]:
     """Say that these are not the images of the paper, by their numbers."""
     if counts == SETS[name]:
         return []
@@ -227,97 +326,104 @@ def _unofficial(name: str, counts: tuple[int, int, int]) -> list[str]:
     return [f"not the official data: {shown}; official are {official}"]
 
 
-def _row(result: dict[str, Any], changes: Sequence[str], remarks: Sequence[str]) -> dict[str, Any]:
-    """Return what the table says of a data set."""
-    values = result["values"]
-    said = ["protocol quick, not the paper's"] if result["protocol"] != "paper" else []
-    said += [f"changed: {', '.join(changed)}"] if (changed := stated(changes)) else []
-    return {
-        **_spread(values, result["kept"], [*said, *remarks]),
-        "protocol": result["protocol"],
-        "changes": stated(changes),
-        "kept": result["kept"],
-        "device_hours": result["device_hours"],
-        "run": result["run"],
-        "measured_on": result["measured_on"],
-        "models": result["models"],
-    }
+def seed_spread(values: Sequence[float], kept: str) -> tuple[float, float | None, list[str]]:
+    """Return mean and deviation of the seeds and what is to be said: one model isn't counted several times."""
+    mean, std = mean_and_spread(list(values))
+    if len(values) < 2 or len(set(values)) > 1:
+        return mean, std, []
+    return (mean, None, [ONE_MODEL]) if kept == HEAD_ALONE else (mean, std, [ONE_NUMBER])
 
 
-def _spread(values: list[float], kept: str, remarks: Sequence[str]) -> dict[str, Any]:
-    """Return mean and deviation of the seeds; where they gave one model, it isn't counted several times."""
-    said = list(remarks)
-    mean, std = mean_and_spread(values)
-    if len(values) > 1 and len(set(values)) == 1:
-        if kept == HEAD_ALONE:
-            std = None
-            said.append(ONE_MODEL)
-        else:
-            said.append(ONE_NUMBER)
-    return {"accuracy": mean, "std": std, "values": values, "remarks": said}
-
-
-def _real_row(path: Path, imagenet: dict[str, Any], labels: Path, device: str, force: bool) -> dict[str, Any]:
-    """Return ImageNet's row by reassessed labels; what was measured is kept."""
-    file = path / "real-accuracy.json"
+def real_row(
+    file: Path, imagenet: FinetunedRow, labels: Path, measured: Source, device: str, force: bool
+) -> FinetunedRow:
+    """Return ImageNet's row by reassessed labels; what was measured is kept in a file."""
     values = None
     if file.is_file() and not force:
         known = json.loads(file.read_text(encoding="utf-8"))
-        values = known["values"] if known["imagenet"] == imagenet["values"] else None
+        values = known["values"] if known["imagenet"] == list(imagenet.values) else None
     if values is None:
         found = [
-            evaluate(model, imagenet["measured_on"], real=labels, device=device)["real"]["accuracy"]
-            for model in imagenet["models"]
+            evaluate(model, measured, real=labels, device=device)["real"]["accuracy"]
+            for model in imagenet.models
         ]
         values = [value for value in found if value is not None]
         if not values:
-            raise InputError(f"{labels} has no label for any image of {imagenet['measured_on']}")
-        write_file(file, json.dumps({"imagenet": imagenet["values"], "values": values}) + "\n")
-    return {
-        **imagenet,
-        **_spread(values, imagenet["kept"], [said for said in imagenet["remarks"] if said not in ONE]),
-        "device_hours": 0.0,
-    }
+            raise InputError(f"{labels} has no label for any image of {imagenet.measured_on}")
+        write_file(file, json.dumps({"imagenet": imagenet.values, "values": values}) + "\n")
+    accuracy, std, same = seed_spread(values, imagenet.kept)
+    said = [remark for remark in imagenet.remarks if remark not in (ONE_MODEL, ONE_NUMBER)]
+    return dataclasses.replace(
+        imagenet,
+        accuracy=accuracy,
+        std=std,
+        values=tuple(values),
+        remarks=(*said, *same),
+        device_hours=0.0,
+    )
 
 
-def _vtab_job(
-    model: str,
-    folder: Path,
-    tasks: Sequence[Exercise],
-    config: ModelConfig,
-    changes: Sequence[str],
-    path: Path,
-    options: dict[str, Any],
-) -> Job:
-    """Return all of VTAB."""
-    steps = None if (duration := duration_of(changes)) is None else int(duration)
-    rest = [change for change in stated(changes) if not change.startswith("duration=")]
-    how: dict[str, Any] = {"seeds": options["seeds"], "steps": steps, "changes": rest}
-
-    def run() -> dict[str, Any] | None:
-        result = vtab(model, str(folder), run=str(path / VTAB), **{**options, **how})
-        return None if result["status"] == "stopped" else _vtab_row(result, changes)
-
-    flops = sum(operations_of("vit", task, config, sweep=None, **how) for task in tasks)
-    return Job(run, flops)
-
-
-def _vtab_row(result: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    failed = [
-        f"{entry['task']}: {entry['reason']}" for entry in result["tasks"] if entry["status"] == "failed"
-    ]
-    overall = result["overall"]
+def vtab_row(result: VtabResult, changes: Sequence[str]) -> VtabRow:
+    """Return what the table says of VTAB."""
+    failed = [f"{row.task}: {row.reason}" for row in result.tasks if row.status == "failed"]
+    overall = result.overall
     if overall is None:
         raise InputError(f"no task was done; {failed[0]}")
-    said = [] if overall["name"] == "VTAB-1k" else [f"{overall['name']}; the paper's is of all {len(TASKS)}"]
+    said = [] if overall.name == "VTAB-1k" else [f"{overall.name}; the paper's is of all {len(TASKS)}"]
     said += [f"changed: {', '.join(changed)}"] if (changed := stated(changes)) else []
     said += [f"{counted(len(failed), 'task')} failed"] if failed else []
-    return {
-        **{name: overall[name] for name in ("accuracy", "std", "values", "tasks")},
-        "protocol": result["words"],
-        "changes": stated(changes),
-        "remarks": said,
-        "failed": "; ".join(failed) or None,
-        "device_hours": result["device_hours"],
-        "run": result["run"],
-    }
+    return VtabRow(
+        accuracy=overall.accuracy,
+        std=overall.std,
+        values=overall.values,
+        remarks=tuple(said),
+        protocol=result.words,
+        changes=stated(changes),
+        device_hours=result.device_hours,
+        run=result.run,
+        tasks=overall.tasks,
+        failed="; ".join(failed) or None,
+    )
+
+
+def table_cells(document: SuiteResult) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of the table: ours first, then the paper's; a number with a remark has a star."""
+    published = document.published
+    names = list(dict.fromkeys(row for column in published.values() for row in column))
+    rows = []
+    for name in names:
+        row = document.results.get(name)
+        theirs = [percent(column[name]) if name in column else "-" for column in published.values()]
+        if row is None:
+            rows.append([name, "-", "", *theirs])
+        else:
+            star = "*" if row.remarks else ""
+            rows.append([name, percent(row) + star, row.protocol.partition(":")[0], *theirs])
+    return ["data", document.model, "protocol", *published], rows
+
+
+def percent(number: SuiteRow | PublishedAccuracy) -> str:
+    """Return a mean with its deviation."""
+    spread = "" if number.std is None else f" ± {number.std * 100:.2f}"
+    return f"{number.accuracy * 100:.2f}{spread}"
+
+
+def table_remarks(document: SuiteResult) -> list[str]:
+    """Return a line for each data set of which something must be said."""
+    lines = [f"* {name}: {'; '.join(row.remarks)}" for name, row in document.results.items() if row.remarks]
+    lines += [f"{name} failed: {why}" for name, why in document.failures.items()]
+    return lines + [f"left out {name}: {why}" for name, why in document.absent.items()]
+
+
+def table_title(document: SuiteResult) -> str:
+    seeds = counted(document.seeds, "seed")
+    return f"{document.run}: {document.status}, {seeds}, {document.device_hours:.2f} device-hours"
+
+
+def as_markdown(document: SuiteResult) -> str:
+    """Return the table as a file."""
+    columns, rows = table_cells(document)
+    lines = [columns, ["---"] * len(columns), *rows]
+    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    notes = "".join(f"\n- {line.replace('*', chr(92) + '*', 1)}" for line in table_remarks(document))
+    return f"# {table_title(document)}\n\n{table}\n\n{CAPTION.replace('* see', chr(92) + '* see')}\n{notes}\n"

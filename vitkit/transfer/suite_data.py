@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitkit.data.cache import cache_folder
 from vitkit.data.open import open_data
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Absent, Source
 from vitkit.errors import InputError
 from vitkit.evaluation.real import read_real, validation_numbers
 from vitkit.transfer.config import part_changes
@@ -26,12 +26,11 @@ REAL, VTAB = "real.json", "vtab"
 
 
 @dataclass(frozen=True)
-class Here:
-    """A data set that was found."""
+class FoundSet:
+    """A data set that is here, opened."""
 
     data: str
-    counts: tuple[int, int, int]
-    "As in SETS."
+    train: Source
     measured: Source
 
 
@@ -45,9 +44,9 @@ def find_root(folder: str | None) -> Path:
     return root
 
 
-def find_sets(root: Path) -> tuple[dict[str, Here], dict[str, str]]:
+def find_sets(root: Path) -> tuple[dict[str, FoundSet], dict[str, str]]:
     """Return the data sets that are here, and why each other one isn't."""
-    here: dict[str, Here] = {}
+    here: dict[str, FoundSet] = {}
     absent: dict[str, str] = {}
     for name in SETS:
         own = root / name
@@ -58,14 +57,16 @@ def find_sets(root: Path) -> tuple[dict[str, Here], dict[str, str]]:
             if train.has_several_labels:
                 raise InputError(f"{data} has several labels an image; {name} has one")
         except InputError as error:
-            is_there = own.is_dir() or " is not in " not in str(error)
-            absent[name] = str(error) if is_there else f"{root} has neither a folder {name} nor torchvision's"
+            is_absent = isinstance(error, Absent) and not own.is_dir()
+            absent[name] = (
+                f"{root} has neither a folder {name} nor torchvision's" if is_absent else str(error)
+            )
             continue
-        here[name] = Here(data, (train.num_classes, len(train), len(measured)), measured)
+        here[name] = FoundSet(data, train, measured)
     return here, absent
 
 
-def find_real(root: Path, imagenet: Here | None) -> Path | str:
+def find_real(root: Path, imagenet: FoundSet | None) -> Path | str:
     """Return ReaL's labels, or why it isn't measured."""
     path = root / REAL
     if not path.is_file():
@@ -77,8 +78,8 @@ def find_real(root: Path, imagenet: Here | None) -> Path | str:
         validation_numbers(imagenet.measured)
     except InputError as error:
         return str(error)
-    if imagenet.counts[0] != SETS["imagenet"][0]:
-        return f"its labels are ImageNet's 1,000 classes, and {imagenet.data} has {imagenet.counts[0]:,}"
+    if (classes := imagenet.train.num_classes) != SETS["imagenet"][0]:
+        return f"its labels are ImageNet's 1,000 classes, and {imagenet.data} has {classes:,}"
     return path
 
 

@@ -4,115 +4,218 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from vitkit.data.sources.vtab import TASKS, UNOFFICIAL
+from vitkit.data.sources.vtab import TASKS, UNOFFICIAL, Group
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.figures.bars import Bar, bars
-from vitkit.transfer.vtab.protocols import in_words
+from vitkit.results import Result
+from vitkit.transfer.vtab.protocols import protocol_in_words
 from vitkit.transfer.vtab.tasks import GROUPS, PUBLISHED, SHAPES, Exercise, Missing, group_means
 
 
-def protocol_words(settings: dict[str, Any]) -> str:
-    """Return what tables say of how tasks are learned."""
-    return (
-        in_words(settings["protocol"], settings["steps"], settings["sweep"] is not None)
-        + (f", mean of {settings['seeds']} seeds" if settings["seeds"] > 1 else "")
-        + (f"; changed: {', '.join(settings['changes'])}" if settings.get("changes") else "")
+@dataclass(frozen=True)
+class VtabSettings(Result):
+    """What was asked for: the same settings are the same run."""
+
+    model: str
+    data: str
+    protocol: str
+    seeds: int
+    sweep: str | None
+    steps: int | None
+    changes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What tables say of how tasks are learned."""
+        return (
+            protocol_in_words(self.protocol, self.steps, self.sweep is not None)
+            + (f", mean of {self.seeds} seeds" if self.seeds > 1 else "")
+            + (f"; changed: {', '.join(self.changes)}" if self.changes else "")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings; runs from before there were changes have none."""
+        return {name: value for name, value in super().to_json().items() if name != "changes" or value}
+
+
+@dataclass(frozen=True)
+class TunedRate(Result):
+    """A learning rate that was tried on val200."""
+
+    learning_rate: float
+    accuracy: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TaskResult(Result):
+    """What a task's own file keeps; a ridge head on features has no more than the first two."""
+
+    accuracy: float
+    seconds: float
+    std: float | None = None
+    values: tuple[float, ...] | None = None
+    learning_rate: float | None = None
+    run: str | None = None
+    model: str | None = None
+    tuning: tuple[TunedRate, ...] = ()
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskRow(Result):
+    """A task in the document."""
+
+    task: str
+    title: str
+    group: Group
+    status: Literal["done", "failed", "absent", "not run"]
+    reason: str | None
+    official_images: bool | None
+    test_images: int | None
+    accuracy: float | None = None
+    std: float | None = None
+    values: tuple[float, ...] | None = None
+    learning_rate: float | None = None
+    tuning: tuple[TunedRate, ...] = ()
+    seconds: float | None = None
+    run: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class GroupMean(Result):
+    """The mean over the tasks of a group that are done, and how many these are."""
+
+    group: Group
+    accuracy: float
+    std: float | None
+    tasks: int
+    of: int
+
+
+@dataclass(frozen=True)
+class OverallMean(Result):
+    """The mean over all tasks that are done; its name says whether it is VTAB-1k's."""
+
+    name: str
+    accuracy: float
+    std: float | None
+    values: tuple[float, ...]
+    "Of each seed."
+    tasks: int
+
+
+@dataclass(frozen=True)
+class PublishedTasks(Result):
+    """The paper's results; their means are over the tasks that ours are over."""
+
+    model: str
+    source: str
+    tasks: Mapping[str, float]
+    groups: Mapping[Group, float]
+    overall: float | None
+
+
+@dataclass(frozen=True)
+class VtabResult(Result):
+    """What `vit vtab --json` prints."""
+
+    model: str
+    data: str
+    protocol: str
+    seeds: int
+    sweep: str | None
+    steps: int | None
+    changes: tuple[str, ...]
+    words: str
+    run: str
+    status: Literal["done", "failed", "stopped"]
+    official_images: bool
+    tasks: tuple[TaskRow, ...]
+    groups: tuple[GroupMean, ...]
+    mean: float | None
+    overall: OverallMean | None
+    published: tuple[PublishedTasks, ...]
+    seconds: float
+    device_hours: float
+    figure: str | None = None
+
+
+def describe_task(task: Exercise | Missing, result: TaskResult | None, error: str | None) -> TaskRow:
+    """Return what the document says of a task."""
+    if isinstance(task, Missing):
+        status: Literal["failed", "absent"] = "failed" if task.is_failure else "absent"
+        return TaskRow(task.name, task.title, task.group, status, task.reason, None, None)
+    if result is None:
+        return TaskRow(
+            *(task.name, task.title, task.group, "failed" if error else "not run"),
+            *(error, task.is_official, task.num_test),
+        )
+    return TaskRow(
+        *(task.name, task.title, task.group, "done", None, task.is_official, task.num_test),
+        *(result.accuracy, result.std, result.values, result.learning_rate, result.tuning),
+        *(result.seconds, result.run, result.model),
     )
 
 
-def describe_task(
-    task: Exercise | Missing, result: dict[str, Any] | None, error: str | None
-) -> dict[str, Any]:
-    """Return what the document says of a task."""
-    if isinstance(task, Missing):
-        status, error = ("failed" if task.is_failure else "absent"), task.reason
-    else:
-        status = "done" if result else "failed" if error else "not run"
-    is_here = isinstance(task, Exercise)
-    result = result if result and is_here else {}
-    return {
-        "task": task.name,
-        "title": task.title,
-        "group": task.group,
-        "status": status,
-        "reason": error if status != "done" else None,
-        "official_images": task.is_official if isinstance(task, Exercise) else None,
-        "test_images": task.num_test if isinstance(task, Exercise) else None,
-        "accuracy": result.get("accuracy"),
-        "std": result.get("std"),
-        "values": result.get("values"),
-        "learning_rate": result.get("learning_rate"),
-        "tuning": result.get("tuning", []),
-        "seconds": result.get("seconds"),
-        "run": result.get("run"),
-        "model": result.get("model"),
-    }
-
-
 def make_document(
-    settings: dict[str, Any],
-    folder: Path,
-    entries: list[dict[str, Any]],
-    chosen: Sequence[str],
-    is_stopped: bool,
-) -> dict[str, Any]:
-    done = {entry["task"]: entry for entry in entries if entry["status"] == "done"}
-    accuracies = {name: entry["accuracy"] for name, entry in done.items()}
-    groups = {entry["task"]: entry["group"] for entry in entries}
-    means = group_means(accuracies, groups)
-    is_practice = settings["data"] == SHAPES
-    is_official = bool(done) and all(entry["official_images"] for entry in done.values())
-    failed = any(entry["status"] == "failed" for entry in entries if entry["task"] in chosen)
-    seconds = sum(entry["seconds"] or 0.0 for entry in done.values())
+    settings: VtabSettings, folder: Path, rows: Sequence[TaskRow], chosen: Sequence[str], is_stopped: bool
+) -> VtabResult:
+    """Return the whole of a run, as far as it is."""
+    done = [row for row in rows if row.status == "done"]
+    accuracies = {row.task: row.accuracy for row in done if row.accuracy is not None}
+    means = group_means(accuracies, {row.task: row.group for row in rows})
+    is_practice = settings.data == SHAPES
+    is_official = bool(done) and all(row.official_images for row in done)
+    has_failed = any(row.status == "failed" for row in rows if row.task in chosen)
+    seconds = sum(row.seconds or 0.0 for row in done)
     mean = statistics.fmean(accuracies.values()) if accuracies else None
-    return {
-        "changes": [],
-        **settings,
-        "words": protocol_words(settings),
-        "run": str(folder),
-        "status": "stopped" if is_stopped else "failed" if failed else "done",
-        "official_images": is_official,
-        "tasks": entries,
-        "groups": [
-            {
-                "group": group,
-                "accuracy": means[group],
-                "std": _spread([entry for entry in done.values() if entry["group"] == group])[1],
-                "tasks": sum(entry["group"] == group for entry in done.values()),
-                "of": sum(entry["group"] == group for entry in entries),
-            }
-            for group in GROUPS
-            if group in means
-        ],
-        "mean": mean,
-        "overall": _overall(mean, list(done.values()), is_official, is_practice),
-        "published": [] if is_practice else [_beside(model, done) for model in PUBLISHED],
-        "seconds": seconds,
-        "device_hours": seconds / 3600,
-        "figure": None,
-    }
+    groups = []
+    for group in GROUPS:
+        if group in means:
+            own = [row for row in done if row.group == group]
+            of = sum(row.group == group for row in rows)
+            groups.append(GroupMean(group, means[group], seed_means(own)[1], len(own), of))
+    return VtabResult(
+        model=settings.model,
+        data=settings.data,
+        protocol=settings.protocol,
+        seeds=settings.seeds,
+        sweep=settings.sweep,
+        steps=settings.steps,
+        changes=settings.changes,
+        words=settings.words,
+        run=str(folder),
+        status="stopped" if is_stopped else "failed" if has_failed else "done",
+        official_images=is_official,
+        tasks=tuple(rows),
+        groups=tuple(groups),
+        mean=mean,
+        overall=None if mean is None else overall_mean(mean, done, is_official, is_practice),
+        published=() if is_practice else tuple(published_tasks(model, accuracies) for model in PUBLISHED),
+        seconds=seconds,
+        device_hours=seconds / 3600,
+    )
 
 
-def _spread(entries: Sequence[Mapping[str, Any]]) -> tuple[list[float], float | None]:
+def seed_means(rows: Sequence[TaskRow]) -> tuple[tuple[float, ...], float | None]:
     """Return the mean over tasks of each seed, and their sample standard deviation, where there are several seeds."""
-    rows = [entry["values"] or [entry["accuracy"]] for entry in entries]
-    if len({len(row) for row in rows}) != 1:
-        return [], None
-    values = [statistics.fmean(seed) for seed in zip(*rows, strict=True)]
-    return values, statistics.stdev(values) if len(values) > 1 else None
+    values = [row.values or (row.accuracy or 0.0,) for row in rows]
+    if len({len(row) for row in values}) != 1:
+        return (), None
+    means = tuple(statistics.fmean(seed) for seed in zip(*values, strict=True))
+    return means, statistics.stdev(means) if len(means) > 1 else None
 
 
-def _overall(
-    mean: float | None, done: Sequence[Mapping[str, Any]], is_official: bool, is_practice: bool
-) -> dict[str, Any] | None:
+def overall_mean(mean: float, done: Sequence[TaskRow], is_official: bool, is_practice: bool) -> OverallMean:
     """Return the mean over tasks; it is VTAB-1k's only with all of its tasks and their official images."""
-    if mean is None:
-        return None
-    count, (values, std) = len(done), _spread(done)
+    count, (values, std) = len(done), seed_means(done)
     name = f"mean of {counted(count, 'task')}"
     if is_practice:
         name = f"practice on shapes, {name}"
@@ -120,57 +223,54 @@ def _overall(
         name = f"{name}, {UNOFFICIAL}"
     elif count == len(TASKS):
         name = "VTAB-1k"
-    return {"name": name, "accuracy": mean, "std": std, "values": values, "tasks": count}
+    return OverallMean(name, mean, std, values, count)
 
 
-def _beside(model: str, done: dict[str, Any]) -> dict[str, Any]:
-    """Return the paper's results; their means are over the tasks that ours are over."""
+def published_tasks(model: str, done: Mapping[str, float]) -> PublishedTasks:
+    """Return a row of the paper's table 9."""
     row = PUBLISHED[model]
     same = {name: row[name] for name in done}
-    return {
-        "model": model,
-        "source": "ViT, table 9",
-        "tasks": row,
-        "groups": group_means(same, {name: task.group for name, task in TASKS.items()}),
-        "overall": statistics.fmean(same.values()) if same else None,
-    }
+    groups = group_means(same, {name: task.group for name, task in TASKS.items()})
+    overall = statistics.fmean(same.values()) if same else None
+    return PublishedTasks(model, "ViT, table 9", row, groups, overall)
 
 
-def draw(document: dict[str, Any], title: str, path: Path) -> None:
-    published = document["published"]
+def draw(document: VtabResult, title: str, path: Path) -> None:
+    """Write the figure: a bar for each task, group and all of it, with the paper's as marks."""
+    published, overall = document.published, document.overall
+    assert overall is not None
     tasks = [
         Bar(
-            entry["title"] + ("" if entry["official_images"] or not published else "*"),
-            entry["group"],
-            entry["accuracy"],
-            entry["std"],
-            [row["tasks"][entry["task"]] for row in published],
+            row.title + ("" if row.official_images or not published else "*"),
+            row.group,
+            row.accuracy,
+            row.std,
+            [theirs.tasks[row.task] for theirs in published],
         )
-        for entry in document["tasks"]
-        if entry["status"] == "done"
+        for row in document.tasks
+        if row.accuracy is not None
     ]
     groups = [
         Bar(
-            f"{group['group']}\n{group['tasks']} of {group['of']}",
-            group["group"],
-            group["accuracy"],
-            group["std"],
-            [row["groups"][group["group"]] for row in published],
+            f"{group.group}\n{group.tasks} of {group.of}",
+            group.group,
+            group.accuracy,
+            group.std,
+            [theirs.groups[group.group] for theirs in published],
         )
-        for group in document["groups"]
+        for group in document.groups
     ]
-    overall = document["overall"]
     groups.append(
         Bar(
-            f"All\n{overall['tasks']} of {len(document['tasks'])}",
+            f"All\n{overall.tasks} of {len(document.tasks)}",
             "",
-            overall["accuracy"],
-            overall["std"],
-            [row["overall"] for row in published],
+            overall.accuracy,
+            overall.std,
+            [theirs.overall for theirs in published if theirs.overall is not None],
         )
     )
-    caption = f"* {UNOFFICIAL}" if published and not document["official_images"] else ""
-    picture = bars(title, groups, tasks, [f"{row['model']}, {row['source']}" for row in published], caption)
+    caption = f"* {UNOFFICIAL}" if published and not document.official_images else ""
+    picture = bars(title, groups, tasks, [f"{row.model}, {row.source}" for row in published], caption)
     try:
         path.write_bytes(picture)
     except OSError as error:

@@ -11,7 +11,7 @@ from vitkit.data.splits import counted
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import ModelConfig, write_size
 from vitkit.transfer.config import part_changes
-from vitkit.transfer.forecast import operations
+from vitkit.transfer.estimates import operations
 from vitkit.transfer.protocols import fitting_size, in_proportion
 from vitkit.transfer.vtab.tasks import Exercise
 
@@ -145,7 +145,7 @@ def _pipeline(protocol: Protocol, task: Exercise, size: tuple[int, int]) -> str:
     return "|".join([*steps, "flip"] if protocol.augments and task.flip else steps)
 
 
-def in_words(name: str, steps: int | None, is_swept: bool = False) -> str:
+def protocol_in_words(name: str, steps: int | None, is_swept: bool = False) -> str:
     """Return what a table says of the protocol."""
     if name == FEWSHOT:
         return "fewshot: ridge regression on frozen features"

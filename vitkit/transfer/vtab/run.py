@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
+from vitkit.evaluation.features import frozen_features, load_frozen
+from vitkit.evaluation.fewshot import FewShot
 from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
-from vitkit.predictor import choose_device
-from vitkit.runs import ROOT, named_path, run_name
+from vitkit.notes import Kind, Note
+from vitkit.predictor import Predictor, choose_device
+from vitkit.results import Result, from_json
+from vitkit.runs import ROOT, RunFolder, named_path, run_name
 from vitkit.training.estimate import in_words
 from vitkit.training.log import Listener, Silent
-from vitkit.transfer.forecast import seconds_for
-from vitkit.transfer.vtab.document import describe_task, draw, make_document, protocol_words
+from vitkit.transfer.estimates import seconds_for
+from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult, NestedRun, run_finetuning
+from vitkit.transfer.head import FeatureNotes
+from vitkit.transfer.plan import Start, load_start, make_plan
+from vitkit.transfer.vtab.document import (
+    TaskResult,
+    TunedRate,
+    VtabResult,
+    VtabSettings,
+    describe_task,
+    draw,
+    make_document,
+)
 from vitkit.transfer.vtab.protocols import (
     FEWSHOT,
     GRID,
@@ -29,38 +46,17 @@ from vitkit.transfer.vtab.protocols import (
     check_protocol,
     operations_of,
 )
-from vitkit.transfer.vtab.tasks import (
-    SHAPES,
-    Exercise,
-    Missing,
-    choose_tasks,
-    find_tasks,
-)
+from vitkit.transfer.vtab.tasks import SHAPES, Exercise, Missing, choose_tasks, find_tasks, task_names
+from vitkit.weights.load import paths_in
 
-SETTINGS, RESULTS, FIGURE = "vtab.json", "results.json", "vtab.png"
-Finetune = Callable[..., dict[str, Any]]
-Learn = Callable[[Exercise], dict[str, Any]]
-
-
-class Stopped(Exception):
-    """Someone asked a task's run to stop."""
-
-
-class Without:
-    """Passes on what a run says, but for notes that begin so: those that name settings which aren't here."""
-
-    def __init__(self, listener: Listener, *beginnings: str) -> None:
-        self.listener, self.beginnings = listener, beginnings
-        self.start, self.stepped = listener.start, listener.stepped
-        self.metrics, self.stop = listener.metrics, listener.stop
-
-    def note(self, line: str) -> None:
-        if not line.startswith(self.beginnings):
-            self.listener.note(line)
+RESULTS, FIGURE = "results.json", "vtab.png"
+SAID: tuple[Kind, ...] = ("model", "untrained", "protocol", "estimate", "advice")
+"What is said of all tasks at the start, so that no fine-tuning says it again."
+Learn = Callable[[Exercise], TaskResult]
 
 
 def vtab(
-    model: str,
+    model: str | os.PathLike[str] | Predictor | Start,
     data: str,
     *,
     protocol: str = "vit",
@@ -73,16 +69,14 @@ def vtab(
     device: str = "auto",
     force: bool = False,
     listener: Listener | None = None,
-    finetune: Finetune | None = None,
-) -> dict[str, Any]:
-    """Run the tasks in a folder, or on `shapes`; return what `vit vtab --json` prints.
+) -> VtabResult:
+    """Run the tasks in a folder, or on `shapes`; the same call again resumes.
 
     protocol: vit, bit, light, or fewshot, which trains nothing but a ridge head.
-    tasks: names with commas between; left open, all that are there. A run folder keeps what other calls did.
+    tasks: names with commas between; the default is all that are there. A run folder keeps what other calls did.
     sweep: "lr" chooses each task's learning rate by train800 and val200; the last run is always on train800val200.
     steps: a shorter run than the protocol's.
     changes: `key=value` settings of every task's run beside the protocol's; the table names them.
-    finetune: what does one run, in place of vitkit's own.
     """
     changes = [change for change in changes if change != "protocol=paper"]
     check_protocol(protocol, steps=steps, seeds=seeds, sweep=sweep, changes=changes)
@@ -92,53 +86,63 @@ def vtab(
     chosen = choose_tasks(data, tasks)
     on = choose_device(device)
     listener = listener or Silent()
-    settings: dict[str, Any] = {
-        "model": model,
-        "data": data,
-        "protocol": protocol,
-        "seeds": seeds,
-        "sweep": sweep,
-        "steps": steps,
-        **({"changes": changes} if changes else {}),
-    }
-    folder = _run_folder(settings, run)
+    named = model.spec if isinstance(model, Predictor | Start) else os.fspath(model)
+    settings = VtabSettings(named, data, protocol, seeds, sweep, steps, tuple(changes))
+    name = run_name(f"vtab-{protocol}", settings.to_json())
+    folder = Path(ROOT, name) if run is None else named_path(run)
     found = find_tasks(data)
     _check_found(found, chosen, data, tasks is not None)
     for line in _inventory(found, data):
         listener.note(line)
-    learn, config = _learner(model, settings, folder, device, listener, finetune)
-    _open_folder(folder, settings, force)
-    errors: dict[str, str] = {}
-    is_stopped = False
+    learn, config = _learner(model, settings, folder, device, listener)
+    reads = [*paths_in(named), *([] if data == SHAPES else [Path(data).expanduser()])]
     todo = [task for name in chosen if isinstance(task := found[name], Exercise)]
-    for line in _announcement([task for task in todo if not _read(folder, task)], config, settings, on):
-        listener.note(line)
-    for number, task in enumerate(todo, 1):
+    with RunFolder(
+        folder,
+        settings.to_json(),
+        kind="vtab",
+        force=force,
+        keeps=reads,
+        parts=task_names(data),
+        is_shared=True,
+    ) as own:
+        own.clear()
+        own.update(status="running", message="")
+        left = [task for task in todo if _read(folder, task) is None]
+        for line in _announcement(left, config, settings, on):
+            listener.note(line)
+        errors, is_stopped = _run_tasks(todo, learn, folder, listener)
+        rows = [describe_task(task, _read(folder, task), errors.get(name)) for name, task in found.items()]
+        document = make_document(settings, folder, rows, chosen, is_stopped)
+        if document.overall:
+            draw(document, f"{document.overall.name}: {named}, {document.words}", folder / FIGURE)
+            document = replace(document, figure=str(folder / FIGURE))
+        _write(folder / RESULTS, document)
+        own.update(status=document.status)
+    return document
+
+
+def _run_tasks(
+    tasks: Sequence[Exercise], learn: Learn, folder: Path, listener: Listener
+) -> tuple[dict[str, str], bool]:
+    """Run the tasks that are not finished; return why some failed, and whether someone asked to stop."""
+    errors: dict[str, str] = {}
+    for number, task in enumerate(tasks, 1):
         if _read(folder, task) is not None:
-            listener.note(f"{task.name} ({number} of {len(todo)}): done already")
+            listener.note(f"{task.name} ({number} of {len(tasks)}): already finished")
             continue
-        listener.note(f"{task.name} ({number} of {len(todo)})")
+        listener.note(f"{task.name} ({number} of {len(tasks)})")
         try:
             result = learn(task)
-        except (Stopped, KeyboardInterrupt):
-            is_stopped = True
-            break
+        except KeyboardInterrupt:
+            return errors, True
         except Exception as error:  # one task must not take the others down; it is told of and tried again
-            errors[task.name] = _reason(error)
+            errors[task.name] = first_line(error)
             listener.note(f"{task.name} failed: {errors[task.name]}")
             continue
         _write(folder / f"{task.name}.json", result)
-        listener.note(f"{task.name}: {result['accuracy']:.2%}")
-    entries = [describe_task(found[name], _read(folder, found[name]), errors.get(name)) for name in found]
-    document = make_document(
-        settings, folder, entries, [name for name in found if name in chosen], is_stopped
-    )
-    title = f"{document['overall']['name']}: {model}, {document['words']}" if document["overall"] else ""
-    if title:
-        draw(document, title, folder / FIGURE)
-        document["figure"] = str(folder / FIGURE)
-    _write(folder / RESULTS, document)
-    return document
+        listener.note(f"{task.name}: {result.accuracy:.2%}")
+    return errors, False
 
 
 def _check_data(data: str) -> str:
@@ -154,7 +158,7 @@ def _check_data(data: str) -> str:
     return data
 
 
-def _inventory(found: dict[str, Exercise | Missing], data: str) -> list[str]:
+def _inventory(found: Mapping[str, Exercise | Missing], data: str) -> list[Note]:
     """Say which tasks are there and which not, and why."""
     here = [task for task in found.values() if isinstance(task, Exercise)]
     lines = [f"{data}: {len(here)} of {len(found)} tasks are there: {', '.join(task.name for task in here)}"]
@@ -163,33 +167,47 @@ def _inventory(found: dict[str, Exercise | Missing], data: str) -> list[str]:
             lines.append(f"{task.name}: {'unusable' if task.is_failure else 'absent'}: {task.reason}")
         else:
             lines += task.notes
-    return lines
+    return [Note(line, "data") for line in lines]
 
 
 def _announcement(
-    tasks: Sequence[Exercise], config: ModelConfig, settings: dict[str, Any], device: torch.device
-) -> list[str]:
+    tasks: Sequence[Exercise], config: ModelConfig, settings: VtabSettings, device: torch.device
+) -> list[Note]:
     """Say what will be done, how long all of it will take, and how it would take less."""
-    lines = ["", f"protocol {protocol_words(settings)}"]
+    lines = [Note(""), Note(f"protocol {settings.words}", "protocol")]
     if not tasks:
         return lines
-    how = {name: settings.get(name, ()) for name in ("steps", "seeds", "sweep", "changes")}
-    flops = sum(operations_of(settings["protocol"], task, config, **how) for task in tasks)
+    flops = sum(
+        operations_of(
+            settings.protocol,
+            task,
+            config,
+            steps=settings.steps,
+            seeds=settings.seeds,
+            sweep=settings.sweep,
+            changes=settings.changes,
+        )
+        for task in tasks
+    )
     parts = [counted(len(tasks), "task")]
     shorter = ["--tasks A,B", "a smaller model", *([] if device.type == "cuda" else ["a GPU"])]
-    if settings["protocol"] != FEWSHOT:
-        steps = settings["steps"] or PROTOCOLS[settings["protocol"]].steps
-        parts += [f"each {counted(settings['seeds'], 'seed')}"]
-        parts += [f"and {len(GRID)} learning rates tried"] if settings["sweep"] else []
-        quicker = "fewshot" if settings["protocol"] == "light" else "light or fewshot"
+    if settings.protocol != FEWSHOT:
+        steps = settings.steps or PROTOCOLS[settings.protocol].steps
+        parts += [f"each {counted(settings.seeds, 'seed')}"]
+        parts += [f"and {len(GRID)} learning rates tried"] if settings.sweep else []
+        quicker = "fewshot" if settings.protocol == "light" else "light or fewshot"
         shorter = [f"--steps N (now {steps:,})", f"--protocol {quicker}", *shorter]
     words = in_words(seconds_for(flops, device))
-    lines.append(f"estimated time: {words} in all on {device.type}: {', '.join(parts)}")
-    return [*lines, f"shorter: {', '.join(shorter)}", ""]
+    return [
+        *lines,
+        Note(f"estimated time: {words} in all on {device.type}: {', '.join(parts)}", "estimate"),
+        Note(f"shorter: {', '.join(shorter)}", "advice"),
+        Note(""),
+    ]
 
 
 def _check_found(
-    found: dict[str, Exercise | Missing], chosen: Sequence[str], data: str, is_asked: bool
+    found: Mapping[str, Exercise | Missing], chosen: Sequence[str], data: str, is_asked: bool
 ) -> None:
     missing = {name: task.reason for name in chosen if isinstance(task := found[name], Missing)}
     if is_asked and missing:
@@ -205,122 +223,101 @@ def _check_found(
 
 
 def _learner(
-    model: str,
-    settings: dict[str, Any],
+    model: str | os.PathLike[str] | Predictor | Start,
+    settings: VtabSettings,
     folder: Path,
     device: str,
     listener: Listener,
-    finetune: Finetune | None,
 ) -> tuple[Learn, ModelConfig]:
     """Return what learns one task, and the model's config; one that can't be loaded is an error here, before any task."""
-    if settings["protocol"] == FEWSHOT:
-        from vitkit.evaluation.features import load_frozen
-        from vitkit.transfer.vtab.frozen import fit_frozen
-
+    if settings.protocol == FEWSHOT:
+        assert not isinstance(model, Start)
         predictor = load_frozen(model, device, None)
         for line in predictor.notes:
             listener.note(line)
         return lambda task: fit_frozen(predictor, task, listener), predictor.model.config
-    from vitkit.weights.load import load_model
+    start = model if isinstance(model, Start) else load_start(model)
+    for line in start.loaded.notes:
+        listener.note(line)
+    return lambda task: train_task(task, start, settings, folder, device, listener), start.config
 
-    config = load_model(model).model.config
-    if finetune is None:
-        from vitkit.transfer.finetune import finetune as own
 
-        finetune = own
-    call = finetune
-    # Of finetune's own protocol and settings; the time of all tasks is told already.
-    within = Without(listener, "protocol ", "shorter: ", "estimated time: ")
+def fit_frozen(predictor: Predictor, task: Exercise, listener: Listener) -> TaskResult:
+    """Return the accuracy of a ridge head, solved in closed form; features come from the cache if they are there."""
+    began, progress = time.perf_counter(), FeatureNotes(listener)
+    train = frozen_features(predictor, task.splits["train800val200"], progress=progress)
+    test = frozen_features(
+        predictor, task.splits["test"], default="measure", classes=train.class_names, progress=progress
+    )
+    answers = FewShot().fit(train.x, train.labels).predict(test.x)
+    return TaskResult(float(np.mean(answers == test.labels)), time.perf_counter() - began)
 
-    def run_once(data: str, measured: str, changes: list[str], path: Path, seeds: int) -> dict[str, Any]:
+
+def train_task(
+    task: Exercise, start: Start, settings: VtabSettings, folder: Path, device: str, listener: Listener
+) -> TaskResult:
+    """Choose the learning rate by train800 and val200, if asked; then train on both and measure on test."""
+    changes = changes_of(settings.protocol, task, start.config, settings.steps, settings.changes)
+    within = NestedRun(listener, SAID)
+
+    opened = functools.cache(task.open)
+
+    def run_once(train: str, test: str, extra: Sequence[str], path: Path, seeds: int) -> FinetuneResult:
         # JSON's quotes are YAML's: a folder's name may hold what YAML would read otherwise.
-        changes = [*changes, f"data.evaluate={json.dumps(measured)}"]
-        result = call(model, data, changes, seeds=seeds, run=str(path), device=device, listener=within)
-        if result.get("status") == "stopped":
-            raise Stopped
+        every = [*changes, *extra, f"data.evaluate={json.dumps(task.splits[test])}"]
+        result = run_finetuning(
+            FinetuneRequest(start.spec, task.splits[train], tuple(every), seeds=seeds),
+            lambda: make_plan(start, opened(train), every, device, measured=opened(test)),
+            path,
+            device=device,
+            listener=within,
+        )
+        if result.status == "stopped":
+            raise KeyboardInterrupt
         return result
 
-    return lambda task: _train(task, config, settings, folder, run_once, listener), config
-
-
-def _train(
-    task: Exercise,
-    config: ModelConfig,
-    settings: dict[str, Any],
-    folder: Path,
-    run_once: Finetune,
-    listener: Listener,
-) -> dict[str, Any]:
-    """Choose the learning rate by train800 and val200, if asked; then train on both and measure on test."""
-    changes = changes_of(settings["protocol"], task, config, settings["steps"], settings.get("changes", ()))
-    tried: list[dict[str, Any]] = []
-    for rate in GRID if settings["sweep"] else ():
+    tried: list[TunedRate] = []
+    for rate in GRID if settings.sweep else ():
         path = folder / "tuning" / task.name / f"{rate:g}"
-        result = run_once(task.splits["train800"], task.splits["val200"], [*changes, _rate(rate)], path, 1)
-        tried.append({"learning_rate": rate, "accuracy": result["accuracy"], "seconds": result["seconds"]})
-        listener.note(f"{task.name}: learning rate {rate:g}: {result['accuracy']:.2%} on val200")
+        result = run_once("train800", "val200", [_rate(rate)], path, 1)
+        assert result.accuracy is not None
+        tried.append(TunedRate(rate, result.accuracy, result.seconds))
+        listener.note(f"{task.name}: learning rate {rate:g}: {result.accuracy:.2%} on val200")
     if tried:
-        changes.append(_rate(max(tried, key=lambda row: row["accuracy"])["learning_rate"]))
-    result = run_once(
-        task.splits["train800val200"], task.splits["test"], changes, folder / task.name, settings["seeds"]
+        changes.append(_rate(max(tried, key=lambda row: row.accuracy).learning_rate))
+    result = run_once("train800val200", "test", [], folder / task.name, settings.seeds)
+    assert result.accuracy is not None
+    return TaskResult(
+        accuracy=result.accuracy,
+        seconds=result.seconds + sum(row.seconds for row in tried),
+        std=result.std,
+        values=result.values,
+        learning_rate=result.learning_rate,
+        run=result.run,
+        model=result.model,
+        tuning=tuple(tried),
+        changes=tuple(changes),
     )
-    kept = ("accuracy", "std", "values", "learning_rate", "run", "model")
-    return {
-        **{key: result[key] for key in kept if key in result},
-        "seconds": result["seconds"] + sum(row["seconds"] for row in tried),
-        "tuning": tried,
-        "changes": changes,
-    }
 
 
 def _rate(rate: float) -> str:
     return f"optimizer.learning_rate={rate:g}"
 
 
-def _run_folder(settings: dict[str, Any], run: str | None) -> Path:
-    if run is None:
-        return Path(ROOT, run_name(f"vtab-{settings['protocol']}", settings))
-    return named_path(run)
-
-
-def _open_folder(folder: Path, settings: dict[str, Any], force: bool) -> None:
-    """Make the run's folder, or go on in it with the same settings."""
-    file = folder / SETTINGS
-    if force and file.is_file():
-        shutil.rmtree(folder)
-    if not file.is_file():
-        if folder.is_dir() and (others := sorted(path.name for path in folder.iterdir())):
-            raise InputError(
-                f"{folder} holds {others[0]!r} and no {SETTINGS}: it is no VTAB run; name another"
-            )
-        _write(file, settings)
-        return
-    try:
-        known = dict(json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        raise InputError(f"{file} is damaged: name another run, or begin anew with --force") from None
-    for name in settings | known:
-        there, here = (json.dumps(those.get(name)) for those in (known, settings))
-        if there != here:
-            raise InputError(
-                f"{folder} holds a run with other settings: {name} is {there} there, {here} here; "
-                "name another run, or begin anew with --force"
-            )
-
-
-def _read(folder: Path, task: Exercise | Missing) -> dict[str, Any] | None:
+def _read(folder: Path, task: Exercise | Missing) -> TaskResult | None:
     """Return the result of a task that is done."""
     try:
         result = json.loads((folder / f"{task.name}.json").read_bytes())
-        return result if isinstance(result["accuracy"], float | int) else None
+        return from_json(TaskResult, result) if isinstance(result["accuracy"], float | int) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
-    write_file(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+def _write(path: Path, result: Result) -> None:
+    write_file(path, json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
 
 
-def _reason(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what went wrong in one line; who isn't told by an InputError is told its type."""
     words = (str(error).strip() or type(error).__name__).splitlines()[0]
     return words if isinstance(error, InputError) else f"{type(error).__name__}: {words}"

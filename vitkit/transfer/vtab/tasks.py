@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from vitkit.data.sources.source import shared_images
+from vitkit.data.open import open_data
+from vitkit.data.sources.source import Source, shared_images
 from vitkit.data.sources.vtab import PREFIX, SPLITS, TASKS, Absent, Group, Task, find_task, open_task
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
@@ -34,6 +35,10 @@ class Exercise:
     crop: bool
     is_official: bool
     notes: tuple[str, ...] = ()
+
+    def open(self, split: str) -> Source:
+        """Return one of its splits; pixels of all tasks at once would be too many, so a task opens its own."""
+        return open_data(self.splits[split])
 
 
 @dataclass(frozen=True)
