@@ -90,7 +90,8 @@ def test_other_settings_need_force(vit: Vit) -> None:
     assert vit("pack", "./photos", "packed", "--size", "16") == (
         2,
         "",
-        "error: packed was packed with size 256, not 16: give another folder, or --force (force=True) to pack this one anew\n",
+        "error: packed holds a packed data set with other settings: size is 256 there, 16 here; choose another folder, "
+        "or start over with --force\n",
     )
     assert vit("pack", "./photos", "packed", "--size", "16", "--force").status == 0
     assert json.loads(Path("packed/pack.json").read_text())["settings"]["size"] == 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import tarfile
 import warnings
 from pathlib import Path
@@ -192,11 +193,11 @@ def test_a_shard_that_is_cut_or_gone_is_written_again(photos: Path, tmp_path: Pa
     [
         (
             {"size": 15},
-            "was packed with size 16, not 15: give another folder, or --force (force=True) to pack this one anew",
+            "size is 16 there, 15 here; choose another folder, or start over with --force",
         ),
-        ({"quality": 80}, "was packed with quality 95, not 80: give"),
-        ({"images_per_shard": 5}, "was packed with images per shard 3, not 5: give"),
-        ({"to": "parquet"}, "was packed with to tar, not parquet: give"),
+        ({"quality": 80}, "quality is 95 there, 80 here"),
+        ({"images_per_shard": 5}, "images_per_shard is 3 there, 5 here"),
+        ({"to": "parquet"}, 'to is "tar" there, "parquet" here'),
     ],
 )
 def test_other_settings_are_an_error_unless_forced(
@@ -205,7 +206,9 @@ def test_other_settings_are_an_error_unless_forced(
     target, same = tmp_path / "packed", {"size": 16, "images_per_shard": 3}
     pack(str(photos), target, **same)
     before = contents(target)
-    assert f"{target} {message}" in error(str(photos), target, **{**same, **settings})
+    assert f"{target} holds a packed data set with other settings: {message}" in error(
+        str(photos), target, **{**same, **settings}
+    )
     assert contents(target) == before
     pack(str(photos), target, **{**same, **settings}, force=True)
     pack(str(photos), tmp_path / "new", **{**same, **settings})
@@ -225,7 +228,7 @@ def test_a_source_that_has_changed_is_an_error(photos: Path, tmp_path: Path, cha
         draw(77).save(photos / "val/cat/1.png")
     answer = error(str(photos), target)
     assert answer.startswith(
-        f"{target} was packed from {photos}, which is another source or has changed since: give"
+        f"{target} was packed from {photos}, which is another source or has changed since: choose"
     )
 
 
@@ -274,16 +277,18 @@ def test_only_folders_of_its_own_are_written_to(photos: Path, tmp_path: Path) ->
     (target / "train-000000.tar").write_bytes(b"precious")
     for force in (False, True):
         answer = error(str(photos), target, force=force)
-        assert answer == f"{target} is there and was not made by `vit pack`: give a new folder"
-        assert "was not made by" in error(str(photos), photos.parent / "photos" / ".." / "mine", force=force)
+        why = "holds 'train-000000.tar' and no pack.json: not a packed data set; choose another folder"
+        assert answer == f"{target} {why}"
+        assert why in error(str(photos), photos.parent / "photos" / ".." / "mine", force=force)
     (target / "pack.json").write_text("[]")
     assert error(str(photos), target, force=True) == (
-        f"{target}/pack.json was not written by `vit pack`: give a new folder"
+        f"{target}/pack.json is damaged: expected one JSON object; not a packed data set of vitkit, so --force will not "
+        "delete it: choose another folder"
     )
     assert (target / "train-000000.tar").read_bytes() == b"precious"
     file = tmp_path / "file"
     file.write_text("x")
-    assert "was not made by `vit pack`" in error(str(photos), file)
+    assert "file can't be written: File exists" in error(str(photos), file)
 
 
 def test_the_source_is_never_written_to(photos: Path, tmp_path: Path) -> None:
@@ -483,7 +488,7 @@ def test_a_disk_that_is_full_is_an_error_and_leaves_no_part(
     assert error(str(photos), tmp_path / "packed") == (
         f"{tmp_path}/packed/train-000000.tar can't be written: No space left on device"
     )
-    assert sorted(contents(tmp_path / "packed")) == ["classes.txt", "pack.json"]
+    assert not (tmp_path / "packed").exists()
 
 
 def test_a_second_run_into_the_same_folder_is_refused(photos: Path, tmp_path: Path) -> None:
@@ -494,7 +499,8 @@ def test_a_second_run_into_the_same_folder_is_refused(photos: Path, tmp_path: Pa
             answers.append(error(str(photos), target))
 
     pack(str(photos), target, progress=start_another)
-    assert answers == [f"another `vit pack` writes into {target}: wait for it, or give another folder"]
+    (answer,) = answers
+    assert answer.startswith(f"{target} is in use by process {os.getpid()} on ")
     assert len(open_data(f"{target}:train", default="train")) == 7
 
 
@@ -543,3 +549,15 @@ def test_what_is_not_packed_to_the_end_says_so(photos: Path, tmp_path: Path) -> 
     (target / "train-000001.tar").unlink()
     note = f"{target}: without train-000001.tar, images are missing; the same `vit pack` goes on"
     assert note in open_data(f"{target}:train").notes
+
+
+def test_a_folder_of_an_earlier_version_is_gone_on_with(photos: Path, tmp_path: Path) -> None:
+    target = tmp_path / "packed"
+    pack(str(photos), target, images_per_shard=3)
+    manifest, before = json.loads((target / "pack.json").read_text()), contents(target)
+    for name in ("format", "kind", "status", "message"):
+        del manifest[name]
+    (target / "pack.json").write_text(json.dumps(manifest))
+    (target / "train-000001.tar").unlink()
+    assert pack(str(photos), target, images_per_shard=3).resumed_shards == 3
+    assert contents(target) == before

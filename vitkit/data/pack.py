@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +16,7 @@ from PIL import Image
 
 from vitkit.data.fetch import BadImages, check_choice
 from vitkit.data.images import FORMATS, ORIENTATION, read_image
-from vitkit.data.open import MANIFEST, open_data, open_splits
+from vitkit.data.open import open_data, open_splits
 from vitkit.data.sources.files import find_files, is_url
 from vitkit.data.sources.labels import parse_names
 from vitkit.data.sources.source import Picture, Source, fingerprint, match_classes, read_file
@@ -26,16 +24,15 @@ from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import MADE
 from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError
-from vitkit.files import written_whole
+from vitkit.files import write_file, written_whole
 from vitkit.results import Result, as_json
+from vitkit.runs import RunFolder
 
 Format = Literal["tar", "parquet"]
 ROW_GROUP = 100
 "Rows of a parquet file that are read at once; as many as the hub's library writes."
 # Formats of files that may be kept as they are, and their suffixes.
 KEPT = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
-_SHARD = re.compile(r"[^/]+-\d{6}\.(tar|parquet)")
-_LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # of a run that was killed
 
 
 class Packed(NamedTuple):
@@ -132,8 +129,8 @@ def pack(
     spec = as_spec(source)
     _check_settings(size, to, images_per_shard, quality)
     check_choice("bad_images", bad_images, BadImages)
-    folder = Path(target).expanduser()
-    _keep_apart(spec, folder)
+    target = Path(target).expanduser()
+    _keep_apart(spec, target)
     sources, notes = _open(spec)
     names = sources[0].class_names
     if to == "tar" and _numbers_mislead(names):
@@ -142,12 +139,12 @@ def pack(
         )
     settings = PackSettings(to, size, quality, images_per_shard)
     content = {part.split: fingerprint(part) for part in sources}
-    manifest = {"source": str(spec), "settings": settings.to_json(), "content": content, "complete": False}
     lines = _lines(names)
-    with _alone_in(folder):
-        records = {
-            name: _read_record(found) for name, found in _start(folder, manifest, lines, force).items()
-        }
+    with RunFolder(target, settings.to_json(), kind="pack", force=force) as folder:
+        _check_content(folder, content)
+        folder.clear()
+        known = {name: _read_record(found) for name, found in folder.record["shards"].items()}
+        records = {name: one for name, one in known.items() if _size(folder.path / name) == one.bytes}
         resumed = len(records)
         for entry in _unreadable(records):
             _refuse(entry, bad_images)
@@ -161,13 +158,15 @@ def pack(
                 progress(done, total)
 
         for shard in todo:
-            records[shard.name] = _write(shard, folder, settings, bad_images, step)
-            _write_manifest(folder, {**manifest, "shards": as_json(records)})
+            records[shard.name] = _write(shard, folder.path, settings, bad_images, step)
+            write_file(folder.path / "classes.txt", lines)
+            shards = as_json(records)
+            folder.update(status="running", source=str(spec), content=content, complete=False, shards=shards)
         records = dict(sorted(records.items()))
-        _write_manifest(folder, {**manifest, "complete": True, "shards": as_json(records)})
+        folder.update(status="done", message="", complete=True, shards=as_json(records))
     return PackResult(
         source=str(spec),
-        target=str(folder),
+        target=str(target),
         to=to,
         size=size,
         quality=quality,
@@ -320,39 +319,6 @@ def _plan(sources: Iterable[Source], to: Format, images_per_shard: int) -> Itera
             yield Shard(name, source, every[start : start + images_per_shard])
 
 
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep a second `vit pack` out of it."""
-    if folder.exists() and not folder.is_dir():
-        raise _not_ours(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make {folder}: {error.strerror}") from None
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another `vit pack` writes into {folder}: wait for it, or give another folder"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(lock)
-
-
-def _not_ours(folder: Path) -> InputError:
-    return InputError(f"{folder} is there and was not made by `vit pack`: give a new folder")
-
-
 def _lines(names: Sequence[str]) -> bytes:
     """Return what classes.txt holds."""
     lines = "".join(f"{name}\n" for name in names).encode()
@@ -361,57 +327,13 @@ def _lines(names: Sequence[str]) -> bytes:
     return lines
 
 
-def _start(folder: Path, manifest: dict[str, Any], lines: bytes, force: bool) -> dict[str, Any]:
-    """Make the folder ready, and return the records of the shards that are there already."""
-    left = [path for path in folder.iterdir() if _LEFT.fullmatch(path.name)]
-    found = _read_manifest(folder)
-    records: dict[str, Any] = {}
-    if found is not None and found["shards"] and not force:
-        _check_same(found, manifest, folder)
-        shards = found["shards"].items()
-        records = {name: record for name, record in shards if _size(folder / name) == record["bytes"]}
-    elif found is not None:
-        for path in folder.iterdir():
-            if _SHARD.fullmatch(path.name):
-                path.unlink()
-    elif len(list(folder.iterdir())) > len(left):
-        raise _not_ours(folder)
-    for path in left:
-        path.unlink()
-    _write_manifest(folder, {**manifest, "shards": records})
-    with written_whole(folder / "classes.txt") as part:
-        part.write_bytes(lines)
-    return records
-
-
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    path = folder / MANIFEST
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_bytes())
-        if {"source", "settings", "content", "shards"} <= found.keys():
-            return found
-    except (OSError, ValueError, AttributeError):
-        pass
-    raise InputError(f"{path} was not written by `vit pack`: give a new folder")
-
-
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    with written_whole(folder / MANIFEST) as part:
-        part.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _check_same(found: dict[str, Any], manifest: dict[str, Any], folder: Path) -> None:
-    advice = "give another folder, or --force (force=True) to pack this one anew"
-    for name, value in manifest["settings"].items():
-        before = found["settings"].get(name)
-        if before != value:
-            words = name.replace("_", " ")
-            raise InputError(f"{folder} was packed with {words} {before}, not {value}: {advice}")
-    if found["content"] != manifest["content"]:
+def _check_content(folder: RunFolder, content: dict[str, str]) -> None:
+    """Refuse to resume with other images, labels or classes; with `force` the record is new."""
+    known = folder.record["content"]
+    if known and known != content:
         raise InputError(
-            f"{folder} was packed from {found['source']}, which is another source or has changed since: {advice}"
+            f"{folder.path} was packed from {folder.record['source']}, which is another source or has changed since: "
+            "choose another folder, or start over with --force (force=True)"
         )
 
 

@@ -71,6 +71,12 @@ class Kind:
     "Settings are in config.yaml, not in the record."
     fields: Mapping[str, Any] = field(default_factory=dict)
     "Fields of a new record, beside those of every kind."
+    is_data: bool = False
+    "A data set, equal bytes for equal input: its record says no times, and its lock is removed when it is closed."
+
+    @property
+    def elsewhere(self) -> str:
+        return "choose another folder" if self.is_data else "choose another --run"
 
 
 _MADE_OF_A_MODEL = dict.fromkeys(("model", "evaluation", "inspection", "report"))
@@ -121,6 +127,14 @@ KINDS = {
         "suite.json",
         dict.fromkeys(("suite.md", "real-accuracy.json")),
         ("status", "model", "seeds", "protocol", "results", "failures"),
+    ),
+    "pack": Kind(
+        "a packed data set",
+        "pack.json",
+        dict.fromkeys(("classes.txt", *(f"*-{'[0-9]' * 6}.{to}" for to in ("tar", "parquet")))),
+        ("source", "settings", "content", "shards"),
+        fields={"source": "", "content": {}, "complete": False, "shards": {}},
+        is_data=True,
     ),
 }
 
@@ -242,7 +256,9 @@ class RunFolder:
         """Set fields of the record and write it; an earlier run's stays until it is cleared."""
         known = self.record.keys()
         assert fields.keys() <= known or self.kind != "train", f"run.json has no {fields.keys() - known}"
-        self.record |= {**fields, "updated": _now()}
+        self.record |= fields
+        if not KINDS[self.kind].is_data:
+            self.record["updated"] = _now()
         if not self.is_stale:
             text = json.dumps(self.record, indent=2, allow_nan=False)
             write_file(self.path / KINDS[self.kind].record, text + "\n")
@@ -266,6 +282,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Let others have the folder."""
+        if KINDS[self.kind].is_data and not self._lock.closed:
+            (self.path / LOCK).unlink(missing_ok=True)
         self._lock.close()
 
     def _open(self, force: bool) -> None:
@@ -300,29 +318,30 @@ class RunFolder:
         names = [entry.name for entry in self._entries()]
         for other in KINDS.values():
             if other != kind and other.record in names:
-                raise InputError(f"{self.path} holds {other.words}, not {kind.words}; choose another --run")
+                raise InputError(f"{self.path} holds {other.words}, not {kind.words}; {kind.elsewhere}")
         if others := [name for name in names if name[0] != "." and name != kind.record]:
             mark = CONFIG if kind.has_config else kind.record
             raise InputError(
-                f"{self.path} holds {others[0]!r} and no {mark}: not {kind.words}; choose another --run"
+                f"{self.path} holds {others[0]!r} and no {mark}: not {kind.words}; {kind.elsewhere}"
             )
 
     def _check_owned(self) -> None:
         """Refuse to remove what this package didn't write, and what holds something of others."""
+        kind = KINDS[self.kind]
         try:
             read_record(self.path, self.kind)
         except InputError as error:
             raise InputError(
-                f"{error}; not {KINDS[self.kind].words} of vitkit, so --force will not delete it: choose another --run"
+                f"{error}; not {kind.words} of vitkit, so --force will not delete it: {kind.elsewhere}"
             ) from None
         entries, runs = self._owned()
         for run in runs:
             if is_locked(run / LOCK):
-                raise InputError(f"{run} is in use; wait for it, stop it, or choose another --run")
+                raise InputError(f"{run} is in use; wait for it, stop it, or {kind.elsewhere}")
         for entry in entries:
             if entry.is_dir() and not entry.is_symlink() and (inside := _find_foreign(entry)):
                 raise InputError(
-                    f"{inside} lies in {entry}, so --force will not delete it: move it, or choose another --run"
+                    f"{inside} lies in {entry}, so --force will not delete it: move it, or {kind.elsewhere}"
                 )
 
     def _owned(self) -> tuple[list[Path], list[Path]]:
@@ -358,7 +377,8 @@ class RunFolder:
 
     def _check_settings(self) -> bool:
         """Refuse other settings than the run's, but for those that are FREE; say whether one of these is another."""
-        if KINDS[self.kind].has_config:
+        kind = KINDS[self.kind]
+        if kind.has_config:
             found = self._complete(read_config(self.path))
         else:
             found = read_record(self.path, self.kind)["settings"]
@@ -371,8 +391,8 @@ class RunFolder:
             )
             if there != here and name not in FREE:
                 raise InputError(
-                    f"{self.path} holds a run with other settings: {name} is {there} there, {here} here; "
-                    "choose another --run, or start over with --force"
+                    f"{self.path} holds {kind.words if kind.is_data else 'a run'} with other settings: "
+                    f"{name} is {there} there, {here} here; {kind.elsewhere}, or start over with --force"
                 )
         return any(ours.get(name) != theirs.get(name) for name in FREE)
 
@@ -383,14 +403,13 @@ class RunFolder:
     def _new_record(self) -> dict[str, Any]:
         """Return the record as it begins, with all its fields."""
         kind, now = KINDS[self.kind], _now()
+        times = {} if kind.is_data else {"name": self.path.name, "started": now, "updated": now}
         return {
             "format": FORMAT,
             "kind": self.kind,
-            "name": self.path.name,
             "status": "running",
-            "started": now,
-            "updated": now,
             "message": "",
+            **times,
             **({} if kind.has_config else {"settings": self.settings}),
             **kind.fields,
         }
