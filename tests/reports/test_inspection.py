@@ -21,11 +21,9 @@ from tests.reports.pages import read
 from tests.reports.run_folders import write_run
 from vitkit.costs import cost_of
 from vitkit.data.images import prepare
-from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 from vitkit.figures.maps import photo
 from vitkit.inspection import attention_distance, findings, pooling_map, rollout, uniform_distance
-from vitkit.inspection.opening import open_images
 from vitkit.models.configs import Preprocessing
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, load
@@ -513,13 +511,6 @@ def test_a_run_without_a_name_of_its_own_is_called_by_its_folder(tmp_path: Path)
     assert look(str(run / "model"), None, tmp_path / "out2").name == "mine"
 
 
-def test_an_empty_folder_holds_no_photos(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no images in .*empty") as raised:
-        open_images(str(tmp_path / "empty"))
-    assert "CLASS" not in str(raised.value)
-
-
 def test_a_run_whose_metrics_are_lost_is_inspected_all_the_same(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     save(run / "model", "token")
@@ -527,18 +518,6 @@ def test_a_run_whose_metrics_are_lost_is_inspected_all_the_same(tmp_path: Path) 
     result = look(str(run), None, tmp_path / "out")
     assert result.accuracy is None
     assert any(note.startswith("its accuracy is not known: ") for note in result.notes)
-
-
-def test_folders_of_tables_are_data(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(open_images("photos")) == len(open_images("./photos:all")) == 7
-    assert len(open_images(["photos/0.png", Path("photos")])) == 8
-    (tmp_path / "list.csv").write_text("image,label,split\nphotos/0.png,a,test\nphotos/1.png,b,test\n")
-    assert len(open_images(DataSpec("./photos", "all"))) == 7
-    source = open_images("list.csv")
-    assert (len(source), source.class_names) == (2, ("a", "b"))
-    vitkit.pack("digits:test[:5]", tmp_path / "packed")
-    assert len(open_images("packed")) == 5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitkit.figures.palette import THEME
+from vitkit.figures.palette import THEME, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ def bars(
 
 
 def _draw(axes: Axes, title: str, items: Sequence[Bar], colors: dict[str, str]) -> None:
-    ink, muted, line = (THEME[name][0] for name in ("ink", "muted", "line"))
+    ink = THEME["ink"][0]
     places = range(len(items))
     heights = [100 * bar.value for bar in items]
     axes.bar(
@@ -100,15 +100,10 @@ def _draw(axes: Axes, title: str, items: Sequence[Bar], colors: dict[str, str]) 
                 axes.plot(place, 100 * value, marker=MARKERS[number % len(MARKERS)], **_mark())
         color = ink if bar.value < LOW else THEME["paper"][0]
         axes.text(place, 1.5, f"{100 * bar.value:.1f}", ha="center", fontsize=7.5, color=color)
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=ink)
+    plain_axes(axes, title)
     axes.set_ylim(0, 100)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
-    axes.grid(True, axis="y", color=line, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(line)
     axes.margins(x=0.02)
-    axes.tick_params(length=0, labelsize=8.5, labelcolor=muted)
     is_long = len(items) > 6
     labels: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
     axes.set_xticks(places, [bar.name for bar in items], **labels)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitkit.figures import numbers
-from vitkit.figures.palette import THEME
+from vitkit.figures.palette import THEME, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,12 +183,7 @@ def _dress(axes: Axes, title: str, measure: str, steps_per_epoch: float | None) 
     """Set titles, ticks and lines of a panel."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    ink, muted, line = (THEME[name][0] for name in ("ink", "muted", "line"))
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=ink)
-    axes.grid(True, axis="y", color=line, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(line)
+    plain_axes(axes, title)
     axes.margins(x=0.03)
 
     def show(value: float, _: object) -> str:
@@ -206,7 +201,8 @@ def _dress(axes: Axes, title: str, measure: str, steps_per_epoch: float | None) 
     tell_steps = FuncFormatter(lambda value, _: numbers.compact(value).replace(" ", ""))
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(tell_steps)
-    axes.tick_params(which="both", length=0, labelsize=8.5, labelcolor=muted, pad=4)
+    axes.tick_params(which="both", pad=4)
+    muted = THEME["muted"][0]
     axes.set_xlabel("step", fontsize=8.5, color=muted)
     if steps_per_epoch:
         to_epochs, to_steps = (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from vitkit.figures.palette import THEME, plain_axes
 from vitkit.figures.tiles import cut_text, fit_tile, load_font
 from vitkit.models.configs import Preprocessing
 
@@ -26,8 +27,9 @@ HEAT = "inferno"
 STRENGTH = 0.62
 "How much of a heat map's colour covers the photo."
 
-_INK, _MUTED, _LINE, _PAPER = "#1b2027", "#646e7c", "#e3e7ec", "#ffffff"
-_POINT, _UNIFORM = "#2463eb", "#d9730a"
+_INK, _MUTED, _PAPER, _POINT, _UNIFORM = (
+    THEME[name][0] for name in ("ink", "muted", "paper", "run-0", "run-1")
+)
 
 
 def photo(image: Any, preprocessing: Preprocessing) -> Image.Image:
@@ -154,15 +156,10 @@ def distance_picture(distances: np.ndarray, uniform: float | None = None) -> Ima
             )
         axes.set_ylim(0, 1.08 * max(distances.max(), uniform or 0, 1e-6))
         axes.set_xlim(-0.6, layers - 0.4)
-        axes.set_title("Mean attention distance", loc="left", fontsize=11, fontweight="bold", color=_INK)
+        plain_axes(axes, "Mean attention distance", 11, 9)
         axes.set_xlabel("layer", fontsize=9.5, color=_MUTED)
         axes.set_ylabel("pixels", fontsize=9.5, color=_MUTED)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.tick_params(length=0, labelsize=9, labelcolor=_MUTED)
-        axes.grid(True, axis="y", color=_LINE, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(_LINE)
         figure.legend(
             loc="outside lower left", ncols=3, frameon=False, fontsize=9, labelcolor=_MUTED, handlelength=1.8
         )

@@ -1,6 +1,11 @@
-"""The colours of every figure and page, for light and dark backgrounds."""
+"""How every figure looks: the colours, which pages share, for light and dark backgrounds, and plain axes."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # name -> (light, dark); figures are drawn with the first, pages show the one that fits the reader's setting.
 THEME = {
@@ -25,3 +30,14 @@ THEME = {
     "run-8": ("#8b5a34", "#d3a17a"),
     "run-9": ("#5b6b82", "#a9b7cb"),
 }
+
+
+def plain_axes(axes: Axes, title: str, title_size: float = 10, label_size: float = 8.5) -> None:
+    """Give axes a title and pale lines across, and nothing else to look at but what is drawn."""
+    ink, muted, line = (THEME[name][0] for name in ("ink", "muted", "line"))
+    axes.set_title(title, loc="left", fontsize=title_size, fontweight="bold", color=ink)
+    axes.grid(True, axis="y", color=line, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(line)
+    axes.tick_params(which="both", length=0, labelsize=label_size, labelcolor=muted)

@@ -21,7 +21,7 @@ from vitkit.inspection.findings import Findings, RolloutOptions, examine, examin
 from vitkit.inspection.flow import Fuse
 from vitkit.inspection.opening import Images, open_images
 from vitkit.models.configs import CompactConfig, Preprocessing, ResNetConfig, Size, ViTConfig
-from vitkit.notes import kind_of
+from vitkit.notes import Note, kind_of
 from vitkit.predictor import Names, Prediction, Predictor, load
 from vitkit.reports.page import Html, element, facts, join, page, section, table
 from vitkit.reports.results import Accuracy, accuracy_in_words, accuracy_of
@@ -126,7 +126,7 @@ def inspect_model(
     try:
         accuracy = accuracy_of(given, predictor.model.config.size) if given else None
     except InputError as error:  # what was measured can't be read; the model can
-        notes += (f"its accuracy is not known: {error}",)
+        notes += (Note(f"its accuracy is not known: {error}", "warning"),)
     if announce:
         for line in notes:
             announce(line)
