@@ -219,11 +219,17 @@ def predict(
     batch_size: int = 32,
     image_size: Size | None = None,
     accept: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Return what `vit predict --json` prints: the likeliest classes of image files and folders."""
     files = find_images(images)
     predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
-    return list(predictor.predict_files(files, top, batch_size))
+    results = []
+    for result in predictor.predict_files(files, top, batch_size):
+        results.append(result)
+        if progress:
+            progress(len(results), len(files))
+    return results
 
 
 def choose_device(device: str) -> torch.device:

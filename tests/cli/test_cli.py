@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import subprocess
@@ -20,6 +21,9 @@ from vitkit.cli.output import note
 # An import of a module that is None here fails.
 BLOCKED = "import sys; sys.modules.update(dict.fromkeys(['torch', 'torchvision', 'numpy', 'matplotlib'])); "
 RUN = BLOCKED + "from vitkit.cli import main; sys.exit(main())"
+
+# Verbs whose function has another name, since Python's own or a module's has it.
+PUBLIC_NAMES = {"eval": "evaluate", "inspect": "inspect_model", "data": "describe_data"}
 
 
 def run_without_torch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -64,6 +68,13 @@ def test_every_verb_has_help() -> None:
     for verb, function in VERBS.items():
         assert function.__doc__, verb
         assert function.__name__ == verb
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if PUBLIC_NAMES.get(verb, verb) in vitkit.PUBLIC])
+def test_a_verb_calls_its_public_function(verb: str) -> None:
+    name = PUBLIC_NAMES.get(verb, verb)
+    module = sys.modules[VERBS[verb].__module__]
+    assert f"from {vitkit.PUBLIC[name]} import {name}" in inspect.getsource(module)
 
 
 def test_help_lists_every_verb(vit) -> None:

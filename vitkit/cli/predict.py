@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, parse_size
 from vitkit.cli.output import note, print_csv, print_json, print_table
+from vitkit.cli.progress import progress_bar
 from vitkit.errors import InputError
 
 
@@ -31,27 +33,16 @@ def predict(
         raise InputError("--json and --csv exclude each other: give one")
     size = parse_size(image_size)
 
-    from rich.console import Console
-    from rich.progress import track
-
     from vitkit.data.images import find_images
     from vitkit.predictor import load
+    from vitkit.predictor import predict as run_predict
 
-    files = find_images(images)
+    files = find_images(images)  # before the model is loaded
     predictor = load(model, device=device, image_size=size, names=names, accept=accept or ())
     for line in predictor.notes:
         note(line)
-    console = Console(stderr=True)
-    results = list(
-        track(
-            predictor.predict_files(files, top, batch_size),
-            description="predicting",
-            total=len(files),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal or len(files) <= batch_size,
-        )
-    )
+    with progress_bar("predicting") if len(files) > batch_size else nullcontext() as progress:
+        results = run_predict(predictor, files, top=top, batch_size=batch_size, progress=progress)
     failures = [result["error"] for result in results if "error" in result]
     rows = [
         (result["image"], rank, guess["name"], guess["index"], guess["probability"])

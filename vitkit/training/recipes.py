@@ -98,7 +98,7 @@ def find(recipe: str | Path) -> Path:
     raise InputError(f"unknown recipe {str(recipe)!r}{hint} `vit recipes` lists them all")
 
 
-def list_recipes(pattern: str = "*") -> list[dict[str, Any]]:
+def list_recipes(pattern: str = "*") -> list[dict[str, str]]:
     """Return the recipes whose names match, each with what its head says of it."""
     paths = [path for path in sorted(FOLDER.glob("*.yaml")) if fnmatch.fnmatchcase(path.stem, pattern)]
     if not paths:
