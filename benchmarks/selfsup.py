@@ -32,7 +32,7 @@ import yaml
 from vitkit import train
 from vitkit.cli.following import Lines
 from vitkit.config import merge
-from vitkit.training.describe import device_name
+from vitkit.world import World
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "selfsup.json"
 MODEL = {
@@ -127,10 +127,11 @@ def run(arguments: argparse.Namespace, recipe: Path, name: str, *changes: str) -
     """Train to the end; return the result with its command and the time that the whole call took."""
     path, began = str(arguments.runs / name), time.perf_counter()
     result = train(recipe, changes, run=path, device=arguments.device, listener=Lines())
-    if result["status"] != "done":
+    assert result is not None  # one process
+    if result.status != "done":
         sys.exit("stopped; the same command goes on")
     command = ["vit", "train", str(recipe), *changes, "--run", path, "--device", arguments.device]
-    return {**result, "command": shlex.join(command), "wall_seconds": time.perf_counter() - began}
+    return {**result.to_json(), "command": shlex.join(command), "wall_seconds": time.perf_counter() - began}
 
 
 def pretrain(arguments: argparse.Namespace, recipe: Path, start: str, seed: int) -> dict[str, Any]:
@@ -248,7 +249,7 @@ def main() -> None:
     known |= {
         "command": command_line(),
         "date": datetime.date.today().isoformat(),
-        "machine": device_name(torch.device(arguments.device)),
+        "machine": World(0, 1, torch.device(arguments.device)).device_name,
         "torch": torch.__version__,
     }
     starts = [start for start in STARTS if start in arguments.parts]

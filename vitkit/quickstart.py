@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.training.log import Listener, Silent
-from vitkit.training.run import train
+from vitkit.training.run import TrainResult, train
 
 SEEDS = (0, 1, 2)
 # Training data by how much of it is labelled; few labels need more epochs for as many steps.
@@ -23,10 +23,11 @@ def quickstart(
     """Return the accuracy on digits' test split of a pre-trained model and of the same from scratch."""
     folder, listener = Path(folder), listener or Silent()
 
-    def run(name: str, recipe: str, *changes: str) -> dict[str, Any]:
+    def run(name: str, recipe: str, *changes: str) -> TrainResult:
         listener.note(f"\n{name}: vit train {recipe} {' '.join(changes)}".rstrip())
         result = train(recipe, changes, run=str(folder / name), device="cpu", force=force, listener=listener)
-        if result["status"] == "stopped":
+        assert result is not None  # one process
+        if result.status == "stopped":
             listener.note("stopped; the same command goes on")
             raise KeyboardInterrupt
         return result
@@ -41,7 +42,7 @@ def quickstart(
                 if start == "pre-trained":
                     changes.append(f"model.name={folder / 'shapes'}")
                 name = f"digits-{start}-{labels.split()[0]}-{seed}"
-                accuracies.append(run(name, "digits", *changes)["metrics"]["test/accuracy"])
+                accuracies.append(run(name, "digits", *changes).metrics["test/accuracy"] or 0.0)
         means = {start: statistics.mean(accuracies) for start, accuracies in found.items()}
         rows.append({"labels": labels, "seeds": len(found["scratch"]), **means})
     model = folder / f"digits-pre-trained-all-{SEEDS[0]}"

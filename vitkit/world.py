@@ -29,6 +29,16 @@ class World:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def device_name(self) -> str:
+        """The device as people know it: a GPU's product name, the number of CPU threads."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        if self.device.type != "cpu":
+            return self.device.type
+        threads = torch.get_num_threads()
+        return f"{threads} CPU thread{'s' if threads > 1 else ''}"
+
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of every process's values."""
         if self.ranks > 1:

@@ -138,9 +138,9 @@ def test_several_labels_train_with_sigmoid_by_themselves(several: str, tmp_path:
         "duration=40", "batch_size=16", "average=null", "optimizer.learning_rate=1e-2", "evaluate_every=40",
         "checkpoint_every=40", "log_every=20",
     )  # fmt: skip
-    metrics = answer["metrics"]
+    metrics = answer.metrics
     assert "test/accuracy" not in metrics
-    assert answer["best"]["metric"] == "test/mean_average_precision"
+    assert answer.best.metric == "test/mean_average_precision"
     predictor = vitkit.load(run, device="cpu")
     assert predictor.class_names == ("blue", "green", "red")
     source = open_data(f"{several}:test", default="measure")

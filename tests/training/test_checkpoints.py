@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import resource
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -230,6 +232,65 @@ def test_other_tensors_are_refused(folder: Path) -> None:
         with pytest.raises(InputError, match=message):
             found.load(tensors)
         assert not tensors["model"]["weight"].any()
+
+
+class Writes:
+    """Pickled, a call that writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.write_text, (self.path, "run"))
+
+
+def forge(checkpoint: Path, metadata: bytes) -> None:
+    """Replace the .metadata of a checkpoint by another, with a manifest that fits."""
+    (checkpoint / ".metadata").write_bytes(metadata)
+    files = {
+        path.name: checkpoints._digest(path) for path in checkpoint.iterdir() if path.name != "manifest.json"
+    }
+    (checkpoint / "manifest.json").write_text(json.dumps({"files": files}))
+
+
+def described(checkpoint: Path) -> Any:
+    return pickle.loads((checkpoint / ".metadata").read_bytes())
+
+
+@pytest.mark.parametrize("where", ["whole", "entry", "other tensor", "other file", "compressed", "no pickle"])
+def test_metadata_of_a_stranger_runs_nothing(folder: Path, where: str) -> None:
+    checkpoint, written = folder / "00000030", folder / "written"
+    content = described(checkpoint)
+    if where == "whole":
+        content = Writes(written)
+    elif where == "entry":
+        content.planner_data = [Writes(written)]
+    elif where == "other tensor":  # which DCP would unpickle from its shard
+        content.state_dict_metadata["odd"] = BytesStorageMetadata()
+    elif where == "other file":
+        next(iter(content.storage_data.values())).relative_path = "../00000020/__0_0.distcp"
+    elif where == "compressed":
+        next(iter(content.storage_data.values())).transform_descriptors = ["stream.zstd"]
+    forge(checkpoint, b"\x80\x04nothing" if where == "no pickle" else pickle.dumps(content))
+    found = latest(folder, refuse)
+    assert found is not None
+    names = {"whole": "pathlib.Path", "entry": "pathlib.Path", "other tensor": ".*BytesStorageMetadata"}
+    what = f"it names {names[where]}" if where in names else "it can't be read"
+    with pytest.raises(
+        InputError, match=rf"metadata is not a description of tensors alone \({what}"
+    ) as failure:
+        found.load(blank(example(30)))
+    assert "\n" not in str(failure.value)
+    assert not written.exists()
+
+
+def test_a_folder_with_the_name_of_another_step(folder: Path) -> None:
+    (folder / "00000030").rename(folder / "00000035")
+    said: list[str] = []
+    found = latest(folder, said.append)
+    assert found is not None and found.step == 20
+    [line] = said
+    assert "00000035 is broken: its name is not its step" in line
 
 
 def test_a_file_that_goes_away_before_loading(folder: Path) -> None:

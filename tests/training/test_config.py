@@ -13,7 +13,7 @@ from vitkit.errors import InputError
 from vitkit.runs import RunFolder, read_config, run_name
 from vitkit.training.build import resolve_periods
 from vitkit.training.config import TrainConfig
-from vitkit.training.explain import explain
+from vitkit.training.explain import Setting, explain
 from vitkit.training.recipes import list_recipes, resolve
 
 
@@ -160,17 +160,17 @@ def test_every_setting_has_a_meaning(recipe: Path) -> None:
 
 def test_explain_names_every_setting(recipe: Path) -> None:
     document = explain(recipe, ["seed=7"])
-    rows = {row["name"]: row for row in document["settings"]}
+    rows = {row.name: row for row in document.settings}
     config = to_dict(resolve(recipe))
     for name, value in config.items():
         assert (
             {f"{name}.{inner}" for inner in value} <= rows.keys() if isinstance(value, dict) else name in rows
         )
-    assert rows["seed"] == {"name": "seed", "value": 7, "meaning": "All randomness follows from it."}
-    assert rows["model.width"]["value"] == 16
-    assert rows["model.registers"]["value"] == 0  # not in the recipe: the model's own
-    assert all(row["meaning"] for row in rows.values())
-    assert "about: A tiny ViT on a few digits." in document["notes"]
+    assert rows["seed"] == Setting("seed", 7, "All randomness follows from it.")
+    assert rows["model.width"].value == 16
+    assert rows["model.registers"].value == 0  # not in the recipe: the model's own
+    assert all(row.meaning for row in rows.values())
+    assert "about: A tiny ViT on a few digits." in document.notes
     with pytest.raises(InputError, match="did you mean 'dropout'"):
         explain(recipe, ["model.droput=0.1"])
 

@@ -128,7 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             stop = {15: lambda: signal.raise_signal(signal.SIGTERM)}
             recipe = folder / "tiny.yaml"
             answer = tiny_runs.run_tiny(folder / name, *SETTINGS, *changes, at=stop, recipe=recipe)
-            assert (answer["status"], answer["step"]) == ("stopped", 15)
+            assert (answer.status, answer.step) == ("stopped", 15)
         (folder / "go").touch()
     return folder
 
@@ -215,7 +215,7 @@ def test_an_error_is_the_same_on_every_process(folder: Path) -> None:
 def main(part: str, folder: Path) -> None:
     rank = int(os.environ["RANK"])
 
-    def run(name: str, *changes: str, **options: Any) -> dict[str, Any]:
+    def run(name: str, *changes: str, **options: Any) -> Any:
         return tiny_runs.run_tiny(folder / name, *SETTINGS, *changes, recipe=folder / "tiny.yaml", **options)
 
     if part == "straight":
@@ -225,7 +225,7 @@ def main(part: str, folder: Path) -> None:
     for name, changes in STOPPED.items():
         answer = run(name, *changes, at={3: lambda: signal.raise_signal(signal.SIGTERM)})
         if rank == 0:
-            (folder / f"{name}.stopped").write_text(f"{answer['step']} {answer['status']}")
+            (folder / f"{name}.stopped").write_text(f"{answer.step} {answer.status}")
     try:
         run("ddp", *STOPPED["ddp"], "seed=1")
     except InputError as error:
@@ -244,7 +244,7 @@ def main(part: str, folder: Path) -> None:
         with warnings.catch_warnings(action="ignore"):
             answer = run(name, *data, *changes)
         if rank == 0:
-            (folder / f"{name}.json").write_text(json.dumps(answer))
+            (folder / f"{name}.json").write_text(json.dumps(answer.to_json()))
     while not (folder / "go").exists():
         time.sleep(0.05)
     for name, changes in STOPPED.items():

@@ -81,6 +81,6 @@ def test_ways_to_shorten_name_a_decoder_that_is_larger_than_the_model(
     config: ObjectiveConfig, has_decoder: bool
 ) -> None:
     found = estimate(make(config), 5, torch.device("cpu"), torch.float32, 1)
-    assert ("objective.decoder_width, objective.decoder_depth" in found.lines(5, "a GPU")[1]) == has_decoder
-    assert found.lines("3 epochs", "a GPU")[1].endswith("smaller images, a GPU")
-    assert found.lines(5, "")[1].endswith("smaller images")
+    assert ("objective.decoder_width, objective.decoder_depth" in found.notes(5, "a GPU")[1]) == has_decoder
+    assert found.notes("3 epochs", "a GPU")[1].endswith("smaller images, a GPU")
+    assert found.notes(5, "")[1].endswith("smaller images")

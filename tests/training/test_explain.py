@@ -9,13 +9,14 @@ import pytest
 
 from tests.training import tiny_runs
 from vitkit.errors import InputError
+from vitkit.results import as_json
 from vitkit.training.build import build_model
-from vitkit.training.explain import explain
+from vitkit.training.explain import Explanation, explain
 from vitkit.training.recipes import list_recipes, resolve
 
 
-def settings(document: dict[str, Any]) -> dict[str, Any]:
-    return {row["name"]: row["value"] for row in document["settings"]}
+def settings(document: Explanation) -> dict[str, Any]:
+    return {row.name: as_json(row.value) for row in document.settings}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_every_recipe_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     starts = {}
     for name in (row["name"] for row in list_recipes()):
         document = explain(name)
-        for note in document["notes"]:
+        for note in document.notes:
             if "without those of its start" in note:
                 starts[name] = note
         assert ("model.channels" in settings(document)) == (name not in starts), name
@@ -73,8 +74,8 @@ def test_runs_and_starts(tmp_path: Path) -> None:
     tiny_runs.run_tiny(run, "duration=2", "model.dropout=0.1")
     document = explain(run)
     recipe = tmp_path / "tiny.yaml"
-    assert document["settings"] == explain(recipe, ["duration=2", "model.dropout=0.1"])["settings"]
-    assert document["notes"] == [f"run: {run}"]
+    assert document.settings == explain(recipe, ["duration=2", "model.dropout=0.1"]).settings
+    assert document.notes == (f"run: {run}",)
     with pytest.raises(
         InputError, match="a run has its own settings; to change some, explain its recipe: seed=1"
     ):

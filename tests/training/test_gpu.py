@@ -62,7 +62,7 @@ def test_stopped_and_resumed_on_a_gpu(compiled: str, tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path / "straight", *changes, device="cuda")
     stop = {5: lambda: signal.raise_signal(signal.SIGTERM)}
     answer = tiny_runs.run_tiny(tmp_path / "stopped", *changes, device="cuda", at=stop)
-    assert (answer["status"], answer["step"]) == ("stopped", 5)
+    assert (answer.status, answer.step) == ("stopped", 5)
     tiny_runs.run_tiny(tmp_path / "stopped", *changes, device="cuda")
     assert tiny_runs.differences(tmp_path / "stopped", tmp_path / "straight") == []
 

@@ -96,9 +96,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tmp_path
     assert str(error.value) == f"{run}/checkpoints/00000008 can't be written: File too large"
     assert read_record(run)["status"] == "failed"
     listener = tiny_runs.Listener()
-    assert (
-        tiny_runs.run_tiny(run, "model.width=32", "evaluate_every=12", listener=listener)["status"] == "done"
-    )
+    assert tiny_runs.run_tiny(run, "model.width=32", "evaluate_every=12", listener=listener).status == "done"
     assert listener.started == 4
 
 
@@ -226,7 +224,7 @@ def test_frozen_features_are_measured_as_it_trains(plain: Path, tmp_path: Path) 
     assert [line["step"] for line in lines] == [4, 8]
     for name in ("fewshot_2", "knn_3", "probe"):
         assert 0 <= lines[-1][f"{name}/accuracy"] <= 1
-    assert result["metrics"]["knn_3/accuracy"] == lines[-1]["knn_3/accuracy"]
+    assert result.metrics["knn_3/accuracy"] == lines[-1]["knn_3/accuracy"]
     model = vitkit.load(tmp_path / "run", device="cpu")
     from vitkit.evaluation.knn import KNN
 
@@ -276,7 +274,7 @@ def test_which_weights_are_the_model(average: str, tmp_path: Path) -> None:
 
 def test_nothing_to_measure(tmp_path: Path) -> None:
     answer = tiny_runs.run_tiny(tmp_path / "run", "data.evaluate=null")
-    assert answer["best"] is None
+    assert answer.best is None
     assert (tmp_path / "run/model/model.safetensors").exists()
 
 
@@ -286,7 +284,7 @@ def test_it_learns(tmp_path: Path) -> None:
         "data.pipeline=", "optimizer.learning_rate=1e-2", "average=null", "log_every=50", "evaluate_every=150",
         "checkpoint_every=150", "model.patch=2", "model.pool=mean",
     )  # fmt: skip
-    assert answer["metrics"]["test/accuracy"] > 0.5
+    assert answer.metrics["test/accuracy"] > 0.5
     predictor = vitkit.load(tmp_path / "run", device="cpu")
     assert predictor.class_names == tuple("0123456789")
 

@@ -18,7 +18,7 @@ from vitkit.errors import InputError
 from vitkit.runs import read_record
 from vitkit.training import microbatch
 from vitkit.training import run as run_module
-from vitkit.training.build import Parts
+from vitkit.training.build import RunParts
 
 SETTINGS = ("batch_size=32", "duration=6", "log_every=1", "evaluate_every=3", "checkpoint_every=2")
 
@@ -36,7 +36,7 @@ class Full(torch.autograd.Function):
 
 
 @contextmanager
-def limited(is_full: Callable[[Parts, int], bool], where: str) -> Iterator[list[int]]:
+def limited(is_full: Callable[[RunParts, int], bool], where: str) -> Iterator[list[int]]:
     """Give this machine a memory that says when it is full, in a pass of so many images; yield the sizes seen.
 
     Whatever was built before must be gone when something is built again.
@@ -45,7 +45,7 @@ def limited(is_full: Callable[[Parts, int], bool], where: str) -> Iterator[list[
     built: list[weakref.ref[nn.Module]] = []
     real = run_module.build
 
-    def build(*arguments: Any) -> Parts:
+    def build(*arguments: Any) -> RunParts:
         assert [model for model in built if model() is not None] == []
         parts = real(*arguments)
         built.append(weakref.ref(parts.model))
@@ -86,17 +86,17 @@ def test_the_search_leaves_no_trace(where: str, tmp_path: Path) -> None:
 def test_what_a_step_holds_beside_its_images_counts(tmp_path: Path) -> None:
     """Eight images alone would fit; beside gradients and the optimiser's memory they don't."""
 
-    def is_full(parts: Parts, images: int) -> bool:
+    def is_full(parts: RunParts, images: int) -> bool:
         has_gradients = any(parameter.grad is not None for parameter in parts.model.parameters())
         return images + 4 * has_gradients + 4 * bool(parts.optimizer.state) > 15
 
     with limited(is_full, "forward"):
-        assert tiny_runs.run_tiny(tmp_path / "run", *SETTINGS, "micro_batch=auto")["status"] == "done"
+        assert tiny_runs.run_tiny(tmp_path / "run", *SETTINGS, "micro_batch=auto").status == "done"
     assert read_record(tmp_path / "run")["micro_batch"] == 4
 
 
 def test_all_at_once_has_no_gradients_beside_it(tmp_path: Path) -> None:
-    def is_full(parts: Parts, images: int) -> bool:
+    def is_full(parts: RunParts, images: int) -> bool:
         return any(parameter.grad is not None for parameter in parts.model.parameters()) and images > 16
 
     with limited(is_full, "forward") as seen:
@@ -133,7 +133,7 @@ def test_only_the_size_that_was_found_is_compiled(tmp_path: Path, monkeypatch: p
     compiled: list[int] = []
     real_attempt, real_compile = microbatch.attempt, nn.Module.compile
 
-    def attempt(parts: Parts, batch: dict[str, Tensor], size: int) -> None:
+    def attempt(parts: RunParts, batch: dict[str, Tensor], size: int) -> None:
         tried.append(size)
         real_attempt(parts, batch, size)
         if size > 8:

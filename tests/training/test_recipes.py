@@ -434,12 +434,12 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 def two_steps(config: TrainConfig, path: Path) -> None:
     answer = train_config(config, path, device="cpu")
-    assert (answer["status"], answer["step"]) == ("done", 2)
+    assert (answer.status, answer.step) == ("done", 2)
     wanted = ["loss", "gradient_norm"]
     if config.data.evaluate:
         split = parse_spec(config.data.evaluate).split
         wanted += [f"{split}/loss"] + [f"{split}/accuracy"] * (config.objective.name == "supervised")
-    assert all(math.isfinite(answer["metrics"][metric]) for metric in wanted)
+    assert all(math.isfinite(answer.metrics[metric]) for metric in wanted)
     assert (path / "model" / "model.safetensors").is_file()
 
 

@@ -43,10 +43,10 @@ def raising(number: signal.Signals, step: int) -> dict[int, object]:
 def test_stopped_and_resumed_equals_straight_through(name: str, tmp_path: Path) -> None:
     """Stopped between lines and checkpoints, on a measured step, and on one that is saved anyway."""
     changes, one, other = SETTINGS[name], tmp_path / "straight", tmp_path / "stopped"
-    assert tiny_runs.run_tiny(one, *changes)["status"] == "done"
+    assert tiny_runs.run_tiny(one, *changes).status == "done"
     for number, step in ((signal.SIGTERM, 3), (signal.SIGINT, 6), (signal.SIGTERM, 8)):
         answer = tiny_runs.run_tiny(other, *changes, at=raising(number, step))
-        assert (answer["status"], answer["step"], answer["model"] is None) == (
+        assert (answer.status, answer.step, answer.model is None) == (
             "stopped",
             step,
             step < 6 and name != "adafactor",  # which keeps the last weights, not the best measured
@@ -54,13 +54,13 @@ def test_stopped_and_resumed_equals_straight_through(name: str, tmp_path: Path) 
         assert read_record(other)["status"] == "stopped"
         assert load_model(f"{other}@last")
     listener = tiny_runs.Listener()
-    assert tiny_runs.run_tiny(other, *changes, listener=listener)["status"] == "done"
+    assert tiny_runs.run_tiny(other, *changes, listener=listener).status == "done"
     assert listener.steps == [9, 10, 11, 12]
     assert tiny_runs.differences(one, other) == []
 
 
 def test_a_signal_in_the_last_step_ends_the_run_as_done(tmp_path: Path) -> None:
-    assert tiny_runs.run_tiny(tmp_path / "run", at=raising(signal.SIGTERM, 12))["status"] == "done"
+    assert tiny_runs.run_tiny(tmp_path / "run", at=raising(signal.SIGTERM, 12)).status == "done"
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
 
 def test_seconds_add_up_over_parts(tmp_path: Path) -> None:
     wait = {2: lambda: time.sleep(0.3), 3: lambda: signal.raise_signal(signal.SIGTERM)}
-    first = tiny_runs.run_tiny(tmp_path / "run", at=wait)["seconds"]
+    first = tiny_runs.run_tiny(tmp_path / "run", at=wait).seconds
     assert first >= 0.3
-    assert tiny_runs.run_tiny(tmp_path / "run")["seconds"] > first
+    assert tiny_runs.run_tiny(tmp_path / "run").seconds > first
     seconds = [line["seconds"] for line in read_metrics(tmp_path / "run")]
     assert seconds == sorted(seconds) and seconds[0] > 0.3
 
@@ -211,7 +211,7 @@ def test_a_run_folder_resumes_itself_and_takes_no_settings(tmp_path: Path) -> No
     with pytest.raises(InputError, match="is a run and goes on where it is: leave out --run other"):
         train(run, run="other")
     listener = tiny_runs.Listener()
-    assert train(run, device="cpu", listener=listener)["status"] == "done"
+    assert train(run, device="cpu", listener=listener).status == "done"
     assert listener.steps[0] == 6
 
 
@@ -220,7 +220,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     tiny_runs.run_tiny(run)
     before = tiny_runs.model_files(run), tiny_runs.lines(run)
     listener = tiny_runs.Listener()
-    assert tiny_runs.run_tiny(run, listener=listener)["status"] == "done"
+    assert tiny_runs.run_tiny(run, listener=listener).status == "done"
     assert (listener.started, listener.steps) == (12, [])
     assert (tiny_runs.model_files(run), tiny_runs.lines(run)) == before
 
@@ -243,7 +243,7 @@ def test_force_begins_anew_but_not_in_a_run_at_work(tmp_path: Path) -> None:
             tiny_runs.run_tiny(run, f"model={{name: {start}}}", force=True)
     assert tiny_runs.model_files(run) == before  # a run that can't begin doesn't remove the one that is there
     assert read_record(run)["status"] == "done"
-    assert tiny_runs.run_tiny(run, force=True)["step"] == 12
+    assert tiny_runs.run_tiny(run, force=True).step == 12
     assert read_config(run)["duration"] == 12
 
 
@@ -259,14 +259,14 @@ def test_a_run_that_met_an_unreadable_image_goes_on_without_it(
     bad, stop = tmp_path / "photos/train/a/6.png", {4: lambda: signal.raise_signal(signal.SIGTERM)}
     recipe = tiny_runs.write_recipe(tmp_path)
     data = ["data.train=./photos:train", "data.evaluate=null", "data.pipeline=resize(8)", "data.workers=0"]
-    run = train(recipe, data, device="cpu", listener=tiny_runs.Listener(stop))["run"]
+    run = train(recipe, data, device="cpu", listener=tiny_runs.Listener(stop)).run
     bad.write_bytes(b"no image")
     with pytest.raises(InputError, match="6.png.*data.bad_images=skip"):
         train(recipe, data, device="cpu")
     with pytest.warns(UserWarning, match="left out ./photos/train/a/6.png"):
         found = train(recipe, [*data, "data.bad_images=skip"], device="cpu")
-    assert (found["run"], found["status"], found["step"]) == (run, "done", 12)
-    assert [entry["image"] for entry in found["unreadable"]] == ["./photos/train/a/6.png"]
+    assert (found.run, found.status, found.step) == (run, "done", 12)
+    assert [entry.image for entry in found.unreadable] == ["./photos/train/a/6.png"]
     assert read_config(run)["data"]["bad_images"] == "skip"
     train(recipe, data, device="cpu")  # which is done already, as it was trained
     assert read_config(run)["data"]["bad_images"] == "skip"
@@ -277,7 +277,7 @@ def test_settings_that_change_nothing_trained_may_change_on_the_way(tmp_path: Pa
     tiny_runs.run_tiny(run, at=stop)
     with pytest.raises(InputError, match="a run goes on with its own settings, not with seed=1"):
         train(run, ["log_every=2", "seed=1"], device="cpu")
-    assert train(run, ["log_every=2"], device="cpu")["status"] == "done"
+    assert train(run, ["log_every=2"], device="cpu").status == "done"
     assert read_config(run)["log_every"] == 2
     steps = [line["step"] for line in read_metrics(run) if "loss" in line]
     assert steps == [5, 8, 10, 12]
@@ -300,12 +300,12 @@ def test_force_removes_nothing_but_runs(tmp_path: Path) -> None:
 def test_a_run_of_an_older_version_goes_on_without_settings_that_have_come_since(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stop = {6: lambda: signal.raise_signal(signal.SIGTERM)}
-    assert tiny_runs.run_tiny(run, at=stop)["status"] == "stopped"
+    assert tiny_runs.run_tiny(run, at=stop).status == "stopped"
     config = (run / "config.yaml").read_text()
     older = re.sub(r"frozen:\n(  .*\n)+", "", config)
     assert older != config
     (run / "config.yaml").write_text(older)
-    assert train(run, device="cpu")["status"] == "done"
+    assert train(run, device="cpu").status == "done"
 
 
 def test_the_best_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_the_best_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
         for line in tiny_runs.lines(run)
         if "test_ema/accuracy" in line
     }
-    assert result["best"]["value"] == max(lines.values()) < 0.99
+    assert result.best.value == max(lines.values()) < 0.99
 
 
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:

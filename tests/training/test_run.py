@@ -19,6 +19,7 @@ import vitkit
 from tests.training import tiny_runs
 from vitkit import train
 from vitkit.errors import InputError
+from vitkit.notes import kind_of
 from vitkit.runs import read_metrics, read_record
 from vitkit.training.recipes import resolve
 from vitkit.training.run import run_path as path_of_run
@@ -118,13 +119,15 @@ def test_what_a_run_says_before_it_starts(tmp_path: Path) -> None:
     ):
         assert words in said
     assert listener.lines == read_metrics(tmp_path / "run")
-    assert answer["cost"]["parameters"] == sum(
+    assert answer.cost["parameters"] == sum(
         p.numel() for p in vitkit.load(tmp_path / "run", device="cpu").model.parameters()
     )
     assert set(listener.lines[0]) == {
         "step", "epoch", "loss", "accuracy", "gradient_norm", "learning_rate", "images_per_second", "waiting", "seconds"
     }  # fmt: skip
-    assert json.dumps(answer, allow_nan=False)
+    assert json.dumps(answer.to_json(), allow_nan=False)
+    kinds = [kind_of(note) for note in listener.notes]
+    assert kinds == ["data", "protocol", "advice", "estimate", "advice"]
 
 
 def test_where_runs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +221,7 @@ def test_changed_data_is_no_longer_the_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not what .* began with: its classes have other names now"):
         tiny_runs.run_tiny(run, *settings)
     (tmp_path / "photos" / "c").rename(tmp_path / "photos" / "a")
-    assert tiny_runs.run_tiny(run, *settings)["status"] == "done"
+    assert tiny_runs.run_tiny(run, *settings).status == "done"
     (tmp_path / "photos" / "a" / "0.png").unlink()
     with pytest.raises(InputError, match="8 images of 2 classes then, 7 images of 2 classes now"):
         tiny_runs.run_tiny(run, *settings)
@@ -266,7 +269,7 @@ def test_a_tracker_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     listener = tiny_runs.Listener()
     result = tiny_runs.run_tiny(tmp_path / "run", "track=wandb", "duration=2", listener=listener)
-    assert result["status"] == "done"
+    assert result.status == "done"
     assert "wandb can't be used: No API key configured.; metrics go to metrics.jsonl" in listener.notes
 
 

@@ -63,7 +63,7 @@ def test_a_slow_run_is_saved_before_torchrun_kills_it(sent: signal.Signals, tmp_
     # What docs/train.md asks before a job goes back to the queue.
     assert '"status": "stopped"' in (run / "run.json").read_text()
     again = tiny_runs.Listener({found.step + 1: lambda: signal.raise_signal(signal.SIGTERM)})
-    assert train(run, device="cpu", listener=again)["step"] == found.step + 1
+    assert train(run, device="cpu", listener=again).step == found.step + 1
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def test_every_setting_changes_the_loss(tmp_path: Path) -> None:
     for number, change in enumerate(("", *changes)):
         extra = [f"objective.{change}"] if change else []
         result = tiny_runs.run_tiny(tmp_path / str(number), *PATCHES, *extra, "duration=3")
-        assert ("color_accuracy" in result["metrics"]) == (change != "target=pixels")
-        losses.add(result["metrics"]["test/loss"])
+        assert ("color_accuracy" in result.metrics) == (change != "target=pixels")
+        losses.add(result.metrics["test/loss"])
     assert len(losses) == 4
 
 
@@ -78,7 +78,7 @@ def test_images_need_no_class_folders(tmp_path: Path) -> None:
         "data.pipeline=resize(8)",
     )
     result = tiny_runs.run_tiny(tmp_path / "run", *PATCHES, *where)
-    assert result["metrics"]["test/loss"] > 0
+    assert result.metrics["test/loss"] > 0
     parts = [open_data(f"{photos}:{split}", labelled=False) for split in ("train", "val", "test")]
     assert sorted(part.where(index) for part in parts for index in range(len(part))) == sorted(
         str(path) for path in photos.rglob("*.png")
@@ -135,8 +135,8 @@ def test_stopped_and_resumed_equals_straight_through(changes: tuple[str, ...], t
     tiny_runs.run_tiny(one, *changes, *RANDOM)
     for step in (3, 7):
         stop = {step: lambda: signal.raise_signal(signal.SIGTERM)}
-        assert tiny_runs.run_tiny(other, *changes, *RANDOM, at=stop)["status"] == "stopped"
-    assert tiny_runs.run_tiny(other, *changes, *RANDOM)["status"] == "done"
+        assert tiny_runs.run_tiny(other, *changes, *RANDOM, at=stop).status == "stopped"
+    assert tiny_runs.run_tiny(other, *changes, *RANDOM).status == "done"
     assert tiny_runs.differences(one, other) == []
     assert pictures(one) == pictures(other)
 
@@ -178,7 +178,7 @@ def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
         tmp_path / "run", *PATCHES, "evaluate_every=2", "duration=7", listener=listener
     )
     files = [str(tmp_path / "run" / "pictures" / f"{step:08d}.png") for step in (0, 7)]
-    assert result["pictures"] == files
+    assert result.pictures == tuple(files)
     assert f"pictures of what it learns: {tmp_path / 'run' / 'pictures'}" in listener.notes
     first, last = (np.asarray(Image.open(file)) for file in files)
     head = 18
@@ -202,12 +202,12 @@ def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in drawn(tmp_path / "run")] == ["00000000.png"]
     assert all(path.exists() for path in mine)
     supervised = tiny_runs.run_tiny(tmp_path / "labels", "duration=2")
-    assert supervised["pictures"] == [] and not (tmp_path / "labels/pictures").exists()
+    assert supervised.pictures == () and not (tmp_path / "labels/pictures").exists()
 
 
 def test_pictures_are_of_train_where_nothing_is_measured(tmp_path: Path) -> None:
     result = tiny_runs.run_tiny(tmp_path / "run", *MAE, "data.evaluate=null", "duration=2")
-    image = np.asarray(Image.open(result["pictures"][0]))
+    image = np.asarray(Image.open(result.pictures[0]))
     digits = vitkit.open_data("digits:train[:128]").images
     assert digits is not None and np.array_equal(image[18:][:128:16, :128:16, 0], digits[0][:, :, 0])
 
@@ -230,12 +230,12 @@ def test_images_that_cannot_be_read_give_way_to_others(
         "data.pipeline=resize(8)", "data.bad_images=skip", "data.workers=0", "batch_size=4", "duration=2", "evaluate_every=1",
         listener=listener,
     )  # fmt: skip
-    image = np.asarray(Image.open(result["pictures"][-1]))[18:, :, 0]
+    image = np.asarray(Image.open(result.pictures[-1]))[18:, :, 0]
     assert image[:: 128 + 4, 0].tolist() == shown
     assert not any(note.startswith("no pictures: ") for note in listener.notes)
     unreadable = {str(tmp_path / f"photos/train/a/{number}.png") for number in bad}
-    assert {entry["image"] for entry in result["unreadable"]} == unreadable
-    assert all(entry["reason"].startswith("it is not an image") for entry in result["unreadable"])
+    assert {entry.image for entry in result.unreadable} == unreadable
+    assert all(entry.reason.startswith("it is not an image") for entry in result.unreadable)
 
 
 @pytest.mark.filterwarnings("ignore:left out")
@@ -254,12 +254,12 @@ def test_images_that_cannot_be_read_are_not_measured(settings: tuple[str, ...], 
     with pytest.raises(InputError, match="cannot read .*8.png.*data.bad_images=skip"):
         tiny_runs.run_tiny(tmp_path / "stops", *given)
     found = tiny_runs.run_tiny(tmp_path / "skips", *given, "data.bad_images=skip")
-    assert [entry["image"] for entry in found["unreadable"]] == [str(bad)]
+    assert [entry.image for entry in found.unreadable] == [str(bad)]
     bad.unlink()
     without = tiny_runs.run_tiny(tmp_path / "without", *given)
-    assert np.isfinite(found["metrics"]["val/loss"])
+    assert np.isfinite(found.metrics["val/loss"])
     if not settings:  # patches that are hidden are another image's without it
-        assert found["metrics"]["val/loss"] == pytest.approx(without["metrics"]["val/loss"], rel=1e-5)
+        assert found.metrics["val/loss"] == pytest.approx(without.metrics["val/loss"], rel=1e-5)
     for place in (9, 10, 11):
         next(tmp_path.glob(f"photos/val/*/{place}.png")).write_bytes(b"no image")
     with pytest.raises(InputError, match="no image of .*photos:val can be read"):
@@ -284,7 +284,7 @@ def test_features_are_measured_with_labels_of_other_data(tmp_path: Path) -> None
         tiny_runs.run_tiny(tmp_path / "run", *MAE, *changes, "frozen.evaluators=[knn]")
     data = "frozen.data=digits:train[:99]"
     found = tiny_runs.run_tiny(tmp_path / "run", *MAE, *changes, "frozen.evaluators=[knn]", data)
-    assert any("knn" in name for name in found["metrics"])
+    assert any("knn" in name for name in found.metrics)
 
 
 def test_pictures_are_left_out_where_no_image_can_be_read(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_the_loss_of_held_out_images(tmp_path: Path) -> None:
     """Every image once, with choices of its own; nothing is best by it, so that the model is the last."""
     changes = (*PATCHES, "average=null", "duration=4", "data.evaluate=digits:test[:21]", "model.dropout=0.1")
     result = tiny_runs.run_tiny(tmp_path / "run", *changes)
-    assert result["best"] is None
+    assert result.best is None
     line = tiny_runs.lines(tmp_path / "run")[-1]
     config = resolve(tiny_runs.write_recipe(tmp_path), changes)
     parts = build(config, World(0, 1, torch.device("cpu")))

@@ -67,7 +67,7 @@ def write_recipe(folder: Path, text: str = RECIPE) -> Path:
 
 def run_tiny(
     path: Path, *changes: str, at: Mapping[int, Callable[[], object]] | None = None, **options: Any
-) -> dict[str, Any]:
+) -> Any:
     """Train the tiny recipe in the run folder `path`."""
     listener = options.pop("listener", None) or Listener(at)
     recipe = options.pop("recipe", None) or write_recipe(path.parent)

@@ -31,7 +31,7 @@ from vitkit.notes import kind_of
 from vitkit.results import from_json
 from vitkit.runs import RunFolder, read_config, read_metrics
 from vitkit.runs.reading import read_runs
-from vitkit.training.estimate import SHARE, in_words
+from vitkit.training.estimate import SHARE, time_in_words
 from vitkit.training.log import Silent
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
@@ -172,7 +172,7 @@ def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     # 4 learning rates and 2 seeds, each 4 steps of 16 images, features of 1,157 and answers to 382.
     macs = cost_of(vitkit.load(model, device="cpu").model.config).macs
     seconds = 6 * 2 * macs * (3 * 4 * 16 + 1157 + 382) / (1e6 * SHARE)
-    assert times == [f"estimated time: {in_words(seconds)} in all on cpu: 6 runs"]
+    assert times == [f"estimated time: {time_in_words(seconds)} in all on cpu: 6 runs"]
     assert said.index(times[0]) < next(place for place, line in enumerate(said) if "features of" in line)
     assert sum(line.startswith("shorter: ") for line in said) == 1
     assert not any(line.startswith("cost: ") for line in said)

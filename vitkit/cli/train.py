@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitkit.cli.options import Changes, Device, Force, Json, Run
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.cli.progress import follow
+from vitkit.results import as_json
+
+if TYPE_CHECKING:
+    from vitkit.training.explain import Explanation
+    from vitkit.training.run import TrainResult
 
 
 def train(
@@ -33,30 +38,30 @@ def train(
     if explain:
         from vitkit.training.explain import explain as run_explain
 
-        document = run_explain(recipe, changes or ())
+        explanation = run_explain(recipe, changes or ())
         if json:
-            print_json(document)
+            print_json(explanation.to_json())
         else:
-            _print_settings(document)
+            _print_settings(explanation)
         return
     from vitkit.training.run import train as run_train
 
     with follow() as listener:
         result = run_train(recipe, changes or (), run=run, device=device, force=force, listener=listener)
-    if not result:  # another process than the first
+    if result is None:  # another process than the first
         return
     if json:
-        print_json(result)
+        print_json(result.to_json())
     else:
         print_result(result)
-    if result["status"] == "stopped":
+    if result.status == "stopped":
         raise typer.Exit(130)
 
 
-def print_result(result: dict[str, Any]) -> None:
+def print_result(result: TrainResult) -> None:
     """Print the summary table of a run, and what to do next."""
-    metrics, best, run = result["metrics"], result["best"], shlex.quote(result["run"])
-    rows = [["steps", f"{result['step']:,} of {result['steps']:,}"]]
+    metrics, best, run = result.metrics, result.best, shlex.quote(result.run)
+    rows = [["steps", f"{result.step:,} of {result.steps:,}"]]
     rows += [
         [name, "not finite" if value is None else f"{value:.4g}"]
         for name, value in metrics.items()
@@ -66,27 +71,27 @@ def print_result(result: dict[str, Any]) -> None:
         if name.endswith(("accuracy", "mean_average_precision")) and value is not None:
             rows.append([name, f"{value:.2%}"])
     if best:
-        rows.append([f"best {best['metric']}", f"{best['value']:.2%} at step {best['step']:,}"])
+        rows.append([f"best {best.metric}", f"{best.value:.2%} at step {best.step:,}"])
     if "images_per_second" in metrics:  # not before the first line of metrics
         rows.append(["images per second", f"{metrics['images_per_second']:,.0f}"])
         rows.append(["time waiting for data", f"{metrics['waiting']:.0%}"])
-    rows.append(["training time", f"{result['seconds']:,.0f} s"])
-    print_table(f"{result['run']}: {result['status']}", ["", "value"], rows, right=["value"])
-    if result["status"] == "stopped":
+    rows.append(["training time", f"{result.seconds:,.0f} s"])
+    print_table(f"{result.run}: {result.status}", ["", "value"], rows, right=["value"])
+    if result.status == "stopped":
         note(f"stopped; go on with: vit train {run}")
-    elif result["model"] and not result["classes"]:
-        pool = " model.pool=mean" if result["pool"] == "none" else ""  # a head needs one
+    elif result.model and not result.classes:
+        pool = " model.pool=mean" if result.pool == "none" else ""  # a head needs one
         start = f"vit finetune {run} DATA{pool}"
-        note(f"model: {result['model']}; it has no head, and is a start: {start}")
-    elif result["model"]:
-        note(f"model: {result['model']}; use it with: vit predict {run} IMAGES")
+        note(f"model: {result.model}; it has no head, and is a start: {start}")
+    elif result.model:
+        note(f"model: {result.model}; use it with: vit predict {run} IMAGES")
 
 
-def _print_settings(document: dict[str, Any]) -> None:
+def _print_settings(explanation: Explanation) -> None:
     rows = [
-        [row["name"], "" if row["value"] is None else str(row["value"]), row["meaning"]]
-        for row in document["settings"]
+        [row.name, "" if row.value is None else str(as_json(row.value)), row.meaning]
+        for row in explanation.settings
     ]
-    print_table(f"{document['recipe']}: every setting", ["setting", "value", "meaning"], rows)
-    for line in document["notes"]:
+    print_table(f"{explanation.recipe}: every setting", ["setting", "value", "meaning"], rows)
+    for line in explanation.notes:
         note(line)

@@ -72,7 +72,7 @@ class Inputs:
 
 
 @dataclass
-class Parts:
+class RunParts:
     """What a run is made of."""
 
     inputs: Inputs
@@ -100,7 +100,7 @@ class Parts:
     notes: tuple[str, ...]
 
 
-def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> Parts:  # noqa: B008 (frozen)
+def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunParts:  # noqa: B008 (frozen)
     """Return all parts of a run, the same on every process.
 
     Notes are about what was opened here; whoever passes a source or a model in has said its notes already.
@@ -162,7 +162,7 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> Parts
             evaluator = Classification(measured, preprocessing, sigmoid=objective.sigmoid, **shared)
         else:
             evaluator = HeldOut(objective, measured, preprocessing, seed=config.seed, **shared)
-    return Parts(
+    return RunParts(
         dataclasses.replace(inputs, train=source, measured=measured),
         periods,
         source,

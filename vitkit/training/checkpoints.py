@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import warnings
@@ -11,14 +12,24 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from vitkit.errors import InputError
 from vitkit.files import digest
@@ -43,7 +54,8 @@ class Checkpoint:
         """Fill the tensors of a nested dict, plain or sharded, in place; they must be those that were saved."""
         wanted = _flatten(tensors)
         with _speaking_of(self.path, "read"):
-            stored = dcp.FileSystemReader(self.path).read_metadata().state_dict_metadata
+            reader = _Reader(self.path)
+            stored = reader.read_metadata().state_dict_metadata
             for name in sorted(wanted.keys() | stored.keys()):
                 there, here = _describe(stored.get(name)), _describe(wanted.get(name))
                 if there != here:
@@ -51,7 +63,7 @@ class Checkpoint:
                         f"{self.path} is of another model or optimiser: {name!r} is {there} there, {here} here; "
                         "use the settings it was saved with, or start another run"
                     )
-            dcp.load(wanted, storage_reader=dcp.FileSystemReader(self.path))
+            dcp.load(wanted, storage_reader=reader)
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int) -> None:
@@ -137,6 +149,76 @@ class _Writer(dcp.FileSystemWriter):
             return super().write_data(plan, planner)
         except RuntimeError as error:
             raise _cause(error) or error from None
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads a checkpoint that a stranger may have made: its .metadata is a pickle, which could run any code.
+
+    Only the classes that describe tensors are unpickled, and only tensors of the checkpoint's own files are named by
+    them; DCP reads these with weights_only, and would unpickle anything else freely.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path, ".metadata")
+        try:
+            with open(path, "rb") as file:
+                metadata = _Unpickler(file).load()
+            assert isinstance(metadata, Metadata)
+            assert all(
+                type(entry) is TensorStorageMetadata for entry in metadata.state_dict_metadata.values()
+            )
+            for info in metadata.storage_data.values():
+                assert type(info) is _StorageInfo and not getattr(info, "transform_descriptors", None)
+                assert re.fullmatch(r"__\d+_\d+\.distcp", info.relative_path)
+        except OSError:
+            raise
+        except Exception as error:
+            what = f"it names {error.args[0]}" if isinstance(error, _NotMetadata) else "it can't be read"
+            raise InputError(
+                f"{path} is not a description of tensors alone ({what}), so that reading it could run code: "
+                f"the checkpoint is refused; remove {path.parent}, or start another run"
+            ) from None
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class _NotMetadata(Exception):
+    """A pickle that names something else than the description of tensors needs."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles what torch.distributed.checkpoint writes, and nothing that could act."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        # Python 3.13 calls pathlib's classes pathlib._local's.
+        known = _METADATA.get(f"{module.removesuffix('._local')}.{name}")
+        if known is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            known = getattr(torch, name)
+        if known is None:
+            raise _NotMetadata(f"{module}.{name}")
+        return known
+
+
+def _layout(name: str) -> torch.layout:
+    if name != "torch.strided":
+        raise _NotMetadata(name)
+    return torch.strided
+
+
+_METADATA: dict[str, Any] = {
+    "torch.Size": torch.Size,
+    "torch.serialization._get_layout": _layout,
+    "torch.distributed.checkpoint.filesystem._StorageInfo": _StorageInfo,
+    # Where the checkpoint was written, which nobody reads.
+    **{f"pathlib.{kind}Path": PurePosixPath for kind in ("Posix", "PurePosix", "Windows", "PureWindows")},
+    **{
+        f"torch.distributed.checkpoint.metadata.{kind.__name__}": kind
+        for kind in (
+            *(ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta, TensorProperties),
+            *(TensorStorageMetadata, _MEM_FORMAT_ENCODING),
+        )
+    },
+}
 
 
 def _cause(error: BaseException | None) -> OSError | None:
@@ -272,7 +354,10 @@ def _verified(path: Path) -> Checkpoint:
     for name in files:
         if digests[name] != files[name]:
             raise ValueError(f"{name} has another checksum")
-    return Checkpoint(_step(path), path, json.loads((path / STATE).read_bytes()))
+    state = json.loads((path / STATE).read_bytes())
+    if not isinstance(state, dict) or state.get("step", _step(path)) != _step(path):
+        raise ValueError("its name is not its step, so that it was renamed or mixed up with another")
+    return Checkpoint(_step(path), path, state)
 
 
 def _write(path: Path, text: str) -> None:

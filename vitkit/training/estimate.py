@@ -1,20 +1,31 @@
-"""What a run will cost: exact operations, and an estimate of its time from a matrix product measured just now."""
+"""What a run says before it starts: which model on which data, what may surprise, what it costs and how long it takes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from vitkit.config import to_dict
 from vitkit.costs import cost_of, training_exaflops
+from vitkit.data.policies import erased_share
+from vitkit.data.splits import counted
+from vitkit.models.configs import CompactConfig, ViTConfig
+from vitkit.models.names import SHAPE, model_config
 from vitkit.notes import Note
 from vitkit.objectives.mae import MaskedAutoencoding
 from vitkit.objectives.objective import Objective
+from vitkit.training.build import RunParts, is_trained
+from vitkit.training.config import FrozenConfig, TrainConfig
+from vitkit.world import World
 
 # Share of the measured matrix rate that training is assumed to reach: B/16 reaches 0.61 on an H200 (bf16, compiled,
 # docs/results/train_speed.json), small models less.
 SHARE = 0.4
+OWN_SHAPE = (*SHAPE, "kernel", "convolutions", "units", "backbone_units")
+"Settings of a model that its name stands for, in any family."
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class Estimate:
     seconds: float
     flops_per_image: float
 
-    def lines(self, duration: object, faster: str) -> list[Note]:
+    def notes(self, duration: object, faster: str) -> list[Note]:
         """Say it to people, with ways to shorten the run; `faster` is what speeds up each step, if anything does."""
         ways = [f"duration=... (now {duration})", "a smaller model (model.name=...)", "smaller images"]
         if self.decoder_parameters > self.parameters / 2:
@@ -38,13 +49,66 @@ class Estimate:
             ways.insert(0, f"a smaller decoder ({decoder}), which has {self.decoder_parameters:,} parameters")
         cost = (
             f"cost: {self.parameters:,} parameters, {self.exaflops:.3g} exaFLOPs; "
-            f"estimated time: {in_words(self.seconds)} for steps alone ({self.rate / 1e12:,.2g} TFLOP/s measured, "
+            f"estimated time: {time_in_words(self.seconds)} for steps alone ({self.rate / 1e12:,.2g} TFLOP/s measured, "
             f"{SHARE:.0%} of it assumed)"
         )
         return [
             Note(cost, "estimate"),
             Note("shorter: " + ", ".join(filter(None, [*ways, faster])), "advice"),
         ]
+
+
+def introduction(config: TrainConfig, parts: RunParts, world: World) -> list[Note]:
+    """Say what will be trained on what, and what may surprise."""
+    per_process = f" ({parts.loader.count} on each of {world.ranks} processes)" if world.ranks > 1 else ""
+    what = f"{_model_in_words(config, parts)} on {config.data.train}: {counted(len(parts.source), 'image')}"
+    if parts.class_names:
+        what += f", {counted(len(parts.class_names), 'class')}"
+    length = (
+        f"{counted(parts.periods.total, 'step')} of {config.batch_size:,} images{per_process}, "
+        f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {world.device_name}"
+    )
+    surprises = (Note(line, "advice") for line in _surprises(config, parts))
+    return [Note(what, "data"), Note(length, "protocol"), *surprises]
+
+
+def _model_in_words(config: TrainConfig, parts: RunParts) -> str:
+    """Return an untrained model's name with the settings that make it another: 'Ti/16 (patch 4, width 64)'."""
+    name = config.model["name"]
+    if is_trained(config, parts.inputs):
+        return str(name)
+    usual = to_dict(model_config(name))
+    own = [
+        f"{key} {value}"
+        for key, value in config.model.items()
+        if key in OWN_SHAPE and key in usual and value != usual[key]
+    ]
+    return f"{name} ({', '.join(own)})" if own else str(name)
+
+
+def _surprises(config: TrainConfig, parts: RunParts) -> Iterator[str]:
+    """Say what a user may not have meant."""
+    span = round(1 / (1 - config.average)) if config.average else 0
+    if span > parts.periods.total / 3:
+        yield (
+            f"the average of weights reaches back about {span:,} steps, the run has {parts.periods.total:,}: "
+            "it will lag behind; a smaller one, such as average=0.99, follows sooner"
+        )
+    readers = {"shots": {"fewshot"}, "neighbours": {"knn"}, "data": {"fewshot", "probe", "knn"}}
+    for name, evaluators in readers.items():
+        is_changed = getattr(config.frozen, name) != getattr(FrozenConfig, name)
+        if is_changed and not evaluators & set(config.frozen.evaluators):
+            yield f"frozen.{name} is read by {' and '.join(sorted(evaluators))}, which frozen.evaluators doesn't ask for"
+    model = parts.model.config
+    for step in parts.loader.pipeline.batch:
+        if step.name == "randaugment" and (share := erased_share(model.size, **dict(step.arguments))):
+            yield (
+                f"{step} leaves nothing of {share:.0%} of these images: its shifts and boxes are in pixels, made for "
+                "224x224; those of timm_randaugment(rand-m9-mstd0.5-inc1) follow the size"
+            )
+    if isinstance(model, ViTConfig | CompactConfig) and model.covered != model.size:
+        seen, given = ("x".join(map(str, sides)) for sides in (model.covered, model.size))
+        yield f"patches of {model.stride} cover {seen} of the {given} pixels: the rest is not read"
 
 
 def estimate(
@@ -79,7 +143,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) 
     return 2 * size**3 * done / (time.perf_counter() - began)
 
 
-def in_words(seconds: float) -> str:
+def time_in_words(seconds: float) -> str:
     """Return a duration as people say it."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from vitkit.config import from_dict, meanings
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig
+from vitkit.results import Result
 from vitkit.runs import CONFIG, read_config
 from vitkit.training.build import build_model, check_family
 from vitkit.training.config import TrainConfig
@@ -20,7 +22,25 @@ from vitkit.training.recipes import find, head, resolve
 from vitkit.weights.load import find_source
 
 
-def explain(recipe: str | Path, changes: Sequence[str] = ()) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Setting(Result):
+    """A setting's value and what it means."""
+
+    name: str
+    value: object
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Explanation(Result):
+    """What `vit train --explain --json` prints."""
+
+    recipe: str
+    settings: tuple[Setting, ...]
+    notes: tuple[str, ...]
+
+
+def explain(recipe: str | Path, changes: Sequence[str] = ()) -> Explanation:
     """Return the settings of a recipe with `key=value` changes, or of a run, each with its meaning."""
     if Path(recipe, CONFIG).is_file():
         if changes:
@@ -32,7 +52,7 @@ def explain(recipe: str | Path, changes: Sequence[str] = ()) -> dict[str, Any]:
         about = head(find(recipe).read_text(encoding="utf-8"))
         notes = [f"{key}: {value}" for key, value in about.items()]
     model = _model(config, notes)
-    return {"recipe": config.name, "settings": list(_rows(config, "", model)), "notes": notes}
+    return Explanation(config.name, tuple(_rows(config, "", model)), tuple(notes))
 
 
 def _model(config: TrainConfig, notes: list[str]) -> ModelConfig | None:
@@ -52,7 +72,7 @@ def _model(config: TrainConfig, notes: list[str]) -> ModelConfig | None:
         return build_model(dataclasses.replace(config, model=settings), ())[0].config
 
 
-def _rows(config: Any, prefix: str, model: ModelConfig | None) -> Iterator[dict[str, Any]]:
+def _rows(config: Any, prefix: str, model: ModelConfig | None) -> Iterator[Setting]:
     words = meanings(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -61,23 +81,19 @@ def _rows(config: Any, prefix: str, model: ModelConfig | None) -> Iterator[dict[
         elif dataclasses.is_dataclass(value):
             yield from _rows(value, f"{prefix}{field.name}.", model)
         else:
-            yield _row(f"{prefix}{field.name}", value, words[field.name])
+            yield Setting(f"{prefix}{field.name}", value, words[field.name])
 
 
-def _model_rows(given: dict[str, Any], model: ModelConfig | None) -> Iterator[dict[str, Any]]:
-    yield _row("model.name", given["name"], "Any MODEL; trained weights are the start.")
+def _model_rows(given: dict[str, Any], model: ModelConfig | None) -> Iterator[Setting]:
+    yield Setting("model.name", given["name"], "Any MODEL; trained weights are the start.")
     meaning = "Whether a trained model gets a new head even for the classes that it knows."
-    yield _row("model.new_head", given.get("new_head", False), meaning)
+    yield Setting("model.new_head", given.get("new_head", False), meaning)
     if model is None:
         for name, value in given.items():
             if name not in ("name", "new_head"):
-                yield _row(f"model.{name}", value, "A setting of the model.")
+                yield Setting(f"model.{name}", value, "A setting of the model.")
         return
     words = meanings(type(model))
     for field in dataclasses.fields(model):
         if field.name != "num_classes":
-            yield _row(f"model.{field.name}", getattr(model, field.name), words[field.name])
-
-
-def _row(name: str, value: Any, meaning: str) -> dict[str, Any]:
-    return {"name": name, "value": list(value) if isinstance(value, tuple) else value, "meaning": meaning}
+            yield Setting(f"model.{field.name}", getattr(model, field.name), words[field.name])

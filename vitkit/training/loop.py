@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,18 +12,17 @@ from vitkit.data.draws import Draw, bits
 from vitkit.data.loader import Batch
 from vitkit.errors import InputError
 from vitkit.training import checkpoints
-from vitkit.training.build import Parts
+from vitkit.training.build import RunParts
 from vitkit.training.config import TrainConfig
 from vitkit.training.distributed import gradients_stay
 from vitkit.training.log import Totals
-from vitkit.training.optimizers import clip_gradients, set_learning_rate
+from vitkit.training.optimizers import clip_gradients, make_memory, memory_by_name, set_learning_rate
 from vitkit.training.results import Results
-from vitkit.training.state import make_memory, state_tensors
 from vitkit.training.stop import listening
 from vitkit.world import World
 
 
-def fit(config: TrainConfig, parts: Parts, micro_batch: int, results: Results, world: World) -> bool:
+def fit(config: TrainConfig, parts: RunParts, micro_batch: int, results: Results, world: World) -> bool:
     """Train to the end and return True, or False after a request to stop."""
     periods, totals = parts.periods, Totals(parts.objective.metric_names, world)
     start = resume(parts, totals, results)
@@ -50,7 +51,7 @@ def fit(config: TrainConfig, parts: Parts, micro_batch: int, results: Results, w
 
 
 def train_step(
-    config: TrainConfig, parts: Parts, batch: Batch, step: int, micro_batch: int, world: World
+    config: TrainConfig, parts: RunParts, batch: Batch, step: int, micro_batch: int, world: World
 ) -> dict[str, Tensor]:
     """Update the weights by one batch; return its metrics, on the device."""
     count, values = parts.loader.count, dict[str, Tensor]()
@@ -89,7 +90,7 @@ def require_finite(totals: Totals) -> None:
         )
 
 
-def resume(parts: Parts, totals: Totals, results: Results) -> int:
+def resume(parts: RunParts, totals: Totals, results: Results) -> int:
     """Fill the state from the newest whole checkpoint, if there is one; return how many steps are done."""
     found = checkpoints.latest(results.path / "checkpoints", results.listener.note)
     if found:
@@ -99,7 +100,17 @@ def resume(parts: Parts, totals: Totals, results: Results) -> int:
     return found.step if found else 0
 
 
-def save(config: TrainConfig, parts: Parts, totals: Totals, results: Results, done: int) -> None:
+def state_tensors(parts: RunParts, totals: Totals) -> dict[str, Any]:
+    """Return every tensor that a checkpoint holds, by name; they share memory with the run's own."""
+    return {
+        "objective": dict(parts.objective.state_dict()),
+        "optimizer": memory_by_name(parts.optimizer, parts.objective),
+        "average": parts.average.state_dict() if parts.average else {},
+        "totals": {"sums": totals.sums},
+    }
+
+
+def save(config: TrainConfig, parts: RunParts, totals: Totals, results: Results, done: int) -> None:
     """Write a checkpoint."""
     totals.share()
     state = {"step": done, "seconds": results.seconds}

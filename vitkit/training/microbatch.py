@@ -8,9 +8,9 @@ import torch
 from vitkit.data.draws import Draw
 from vitkit.data.loader import Batch
 from vitkit.errors import InputError
-from vitkit.training.build import Parts
+from vitkit.training.build import RunParts
 from vitkit.training.distributed import alone, gradients_stay
-from vitkit.training.state import make_memory
+from vitkit.training.optimizers import make_memory
 from vitkit.world import World
 
 SEARCHED = ("cuda",)  # devices that say when their memory is full
@@ -33,7 +33,7 @@ def check(size: int, count: int, group: int) -> int:
     return size
 
 
-def largest_that_fits(parts: Parts, group: int, world: World) -> int:
+def largest_that_fits(parts: RunParts, group: int, world: World) -> int:
     """Return the largest micro-batch for which every process has enough memory; the parts can't be trained after it.
 
     Sizes grow until one fails, since FSDP2 delivers no gradients after a backward pass that failed. They are tried
@@ -54,7 +54,7 @@ def largest_that_fits(parts: Parts, group: int, world: World) -> int:
     return found
 
 
-def fits(parts: Parts, batch: Batch, size: int) -> bool:
+def fits(parts: RunParts, batch: Batch, size: int) -> bool:
     """Say whether this process has enough memory for a micro-batch."""
     try:
         attempt(parts, batch, size)
@@ -63,7 +63,7 @@ def fits(parts: Parts, batch: Batch, size: int) -> bool:
         return False
 
 
-def attempt(parts: Parts, batch: Batch, size: int) -> None:
+def attempt(parts: RunParts, batch: Batch, size: int) -> None:
     """Take the memory of a step: the second micro-batch runs beside the gradients of the first."""
     if not parts.optimizer.state:
         make_memory(parts.optimizer)

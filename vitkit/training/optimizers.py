@@ -267,3 +267,27 @@ class AdamW(MomentumOptimizer):
             state["momentum_buffer"] = torch.zeros_like(parameter, dtype=dtype_of(group))
             state["square"] = torch.zeros_like(parameter)
         return state
+
+
+def make_memory(optimizer: Optimizer) -> None:
+    """Let the optimiser make its memory, by a step that changes nothing, so that a checkpoint can fill it."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
+    set_learning_rate(optimizer, 0.0)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, decay in zip(optimizer.param_groups, decays, strict=True):
+        group["weight_decay"] = decay
+
+
+def memory_by_name(optimizer: Optimizer, module: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return the optimiser's memory by the parameter names of a module."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return {
+        names[id(parameter)]: {key: value for key, value in state.items() if isinstance(value, Tensor)}
+        for parameter, state in optimizer.state.items()
+    }

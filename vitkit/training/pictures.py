@@ -17,7 +17,7 @@ from vitkit.data.sources.source import Source, Subset, spread
 from vitkit.errors import InputError
 from vitkit.figures.sheets import column_sheet
 from vitkit.files import written_whole
-from vitkit.training.build import Parts
+from vitkit.training.build import RunParts
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import Listener
 from vitkit.world import World
@@ -31,7 +31,7 @@ class Pictures:
     """Draws the same images with the same choices every time; of a run's pictures the first and the last are kept."""
 
     def __init__(
-        self, config: TrainConfig, parts: Parts, path: Path, listener: Listener, world: World
+        self, config: TrainConfig, parts: RunParts, path: Path, listener: Listener, world: World
     ) -> None:
         self.parts, self.path, self.listener, self.world = parts, path, listener, world
         self.seed = config.seed

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitkit.evaluation.classification import Classification
 from vitkit.models import build as build_module
 from vitkit.runs import RunFolder, cut_metrics, read_metrics
-from vitkit.training.build import Parts
+from vitkit.training.build import RunParts
 from vitkit.training.config import TrainConfig
 from vitkit.training.distributed import whole
 from vitkit.training.estimate import Estimate
@@ -33,7 +33,7 @@ class Results:
     def __init__(
         self,
         config: TrainConfig,
-        parts: Parts,
+        parts: RunParts,
         path: Path,
         folder: RunFolder | None,
         listener: Listener,

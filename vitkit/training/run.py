@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
 from vitkit.data.threads import Unreadable
 from vitkit.errors import InputError
+from vitkit.notes import Note
 from vitkit.predictor import choose_device
+from vitkit.results import Result
 from vitkit.runs import (
     CONFIG,
     FREE,
@@ -36,11 +39,10 @@ from vitkit.runs import (
     run_name,
 )
 from vitkit.training import microbatch
-from vitkit.training.build import Inputs, Parts, build, compute_dtype
+from vitkit.training.build import Inputs, RunParts, build, compute_dtype
 from vitkit.training.checkpoints import on_first_rank
 from vitkit.training.config import TrainConfig
-from vitkit.training.describe import describe, device_name
-from vitkit.training.estimate import estimate
+from vitkit.training.estimate import estimate, introduction
 from vitkit.training.log import Listener, Silent
 from vitkit.training.loop import fit
 from vitkit.training.pictures import drawn
@@ -48,6 +50,39 @@ from vitkit.training.recipes import resolve
 from vitkit.training.results import Results
 from vitkit.weights.load import paths_in
 from vitkit.world import World, join_world
+
+
+@dataclass(frozen=True)
+class Best(Result):
+    """The best measurement of a run."""
+
+    metric: str
+    value: float
+    step: int
+
+
+@dataclass(frozen=True)
+class TrainResult(Result):
+    """What `vit train --json` prints."""
+
+    name: str
+    status: str
+    "done or stopped."
+    step: int
+    steps: int
+    seconds: float
+    best: Best | None
+    cost: Mapping[str, float]
+    "parameters, exaflops."
+    environment: Mapping[str, str | float]
+    metrics: Mapping[str, float | None]
+    "The last value of each; images_per_second is the median."
+    run: str
+    model: str | None
+    pictures: tuple[str, ...]
+    classes: int
+    pool: str | None
+    unreadable: tuple[Unreadable, ...]
 
 
 def train(
@@ -58,7 +93,7 @@ def train(
     device: str = "auto",
     force: bool = False,
     listener: Listener | None = None,
-) -> dict[str, Any]:
+) -> TrainResult | None:
     """Train a recipe with `key=value` changes, or go on with a run; return what `vit train --json` prints.
 
     run: name of the run folder in runs/, or a path; left open, the recipe's name and a hash of its config.
@@ -90,7 +125,7 @@ def train_config(
     device: str = "auto",
     force: bool = False,
     listener: Listener | None = None,
-) -> dict[str, Any]:
+) -> TrainResult | None:
     """Train a config in a run folder, from where it stands.
 
     inputs: sources that are open and the model that is loaded already, for what the config names.
@@ -120,7 +155,7 @@ def _train(
     folder: RunFolder | None,
     world: World,
     listener: Listener,
-) -> dict[str, Any]:
+) -> TrainResult | None:
     parts = build(config, world, inputs)
 
     def take_folder() -> None:
@@ -133,7 +168,7 @@ def _train(
     cost = estimate(parts.objective, images, world.device, compute_dtype(config, world.device), world.ranks)
     faster = "a GPU" if world.device.type != "cuda" else "" if config.compile else "compile=true"
     for line in dict.fromkeys(
-        (*parts.notes, *describe(config, parts, world), *cost.lines(config.duration, faster))
+        (*parts.notes, *introduction(config, parts, world), *cost.notes(config.duration, faster))
     ):
         listener.note(line)
     micro_batch = choose_micro_batch(config, parts, folder, world)
@@ -165,10 +200,10 @@ def _train(
     }
     unreadable = world.collect(bad)
     if unreadable:
-        listener.note(f"{counted(len(unreadable), 'image')} could not be read, left out:")
+        listener.note(Note(f"{counted(len(unreadable), 'image')} could not be read, left out:", "warning"))
         for where, reason in unreadable.items():
-            listener.note(f"  {where}: {reason}")
-    return summary(path, parts, unreadable) if world.is_first else {}
+            listener.note(Note(f"  {where}: {reason}", "warning"))
+    return summary(path, parts, unreadable) if world.is_first else None
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -184,14 +219,14 @@ def run_path(config: TrainConfig, run: str | None) -> Path:
     return Path(ROOT, run_name(config.name, settings))
 
 
-def identity(parts: Parts) -> dict[str, Any]:
+def identity(parts: RunParts) -> dict[str, Any]:
     """Return what tells a run's training data from another's: how many images, and which classes."""
     names = hashlib.sha256(json.dumps(parts.class_names).encode()).hexdigest()[:16]
     return {"images": len(parts.source), "classes": len(parts.class_names), "class_names": names}
 
 
 def choose_micro_batch(
-    config: TrainConfig, parts: Parts, folder: RunFolder | None, world: World
+    config: TrainConfig, parts: RunParts, folder: RunFolder | None, world: World
 ) -> int | None:
     """Return the images of one forward pass: as asked, or as kept with the run; None where they are to be found."""
     count, group = parts.loader.count, mixing_group(parts)
@@ -204,7 +239,7 @@ def choose_micro_batch(
     return known if known in microbatch.sizes(count, group) else None
 
 
-def mixing_group(parts: Parts) -> int:
+def mixing_group(parts: RunParts) -> int:
     """Return how many neighbouring images a micro-batch must not part."""
     return parts.loader.group if parts.loader.pipeline.mix else 1
 
@@ -224,7 +259,7 @@ def command_line(world: World) -> str:
     return shlex.join(words)
 
 
-def environment(world: World) -> dict[str, Any]:
+def environment(world: World) -> dict[str, str | int]:
     """Return what the run's numbers depend on beside its config."""
     import vitkit
 
@@ -232,28 +267,36 @@ def environment(world: World) -> dict[str, Any]:
         "vitkit": vitkit.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": device_name(world.device),
+        "device": world.device_name,
         "processes": world.ranks,
         "threads": torch.get_num_threads(),
     }
 
 
-def summary(path: Path, parts: Parts, unreadable: Mapping[str, str]) -> dict[str, Any]:
+def summary(path: Path, parts: RunParts, unreadable: Mapping[str, str]) -> TrainResult:
     """Return the run in short: its record, and the last value of each metric."""
-    last: dict[str, Any] = {}
+    last: dict[str, float | None] = {}
     for line in read_metrics(path):
         last |= line
     rates = [line["images_per_second"] for line in read_metrics(path) if line.get("images_per_second")]
+    if rates:
+        last["images_per_second"] = statistics.median(rates)
     record = read_record(path)
-    keys = ("name", "status", "step", "steps", "seconds", "best", "cost", "environment")
-    return {
-        **{key: record[key] for key in keys},
-        "metrics": {key: value for key, value in last.items() if key not in ("step", "seconds")}
-        | ({"images_per_second": statistics.median(rates)} if rates else {}),
-        "run": str(path),
-        "model": str(path / "model") if (path / "model").is_dir() else None,
-        "pictures": [str(file) for file in drawn(path)],
-        "classes": len(parts.class_names),
-        "pool": getattr(parts.model.config, "pool", None),
-        "unreadable": [Unreadable(*entry)._asdict() for entry in unreadable.items()],
-    }
+    best = record["best"]
+    return TrainResult(
+        name=record["name"],
+        status=record["status"],
+        step=record["step"],
+        steps=record["steps"],
+        seconds=record["seconds"],
+        best=None if best is None else Best(best["metric"], best["value"], best["step"]),
+        cost=record["cost"],
+        environment=record["environment"],
+        metrics={key: value for key, value in last.items() if key not in ("step", "seconds")},
+        run=str(path),
+        model=str(path / "model") if (path / "model").is_dir() else None,
+        pictures=tuple(str(file) for file in drawn(path)),
+        classes=len(parts.class_names),
+        pool=getattr(parts.model.config, "pool", None),
+        unreadable=tuple(Unreadable(*entry) for entry in unreadable.items()),
+    )

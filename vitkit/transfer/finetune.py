@@ -24,7 +24,7 @@ from vitkit.notes import Kind, Note, kind_of
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import Result, from_json
 from vitkit.runs import CONFIG, RECORD, ROOT, RunFolder, named_path, read_config, read_record, run_name
-from vitkit.training.estimate import in_words
+from vitkit.training.estimate import time_in_words
 from vitkit.training.log import Listener, Silent
 from vitkit.training.run import train_config
 from vitkit.training.stop import listening, obey
@@ -308,24 +308,26 @@ def run_once(
     if head and head_alone:
         return made(head.path, HEAD_ALONE, head.accuracy, head.seconds, 0)
     found = train_config(config, path / "run", inputs=inputs, device=device, listener=listener)
-    if found["status"] != "done":
+    assert found is not None  # one process
+    if found.status != "done":
         raise KeyboardInterrupt
     obey()
     weights = "weights" if config.average is None else "average of weights"
-    chosen, kept, accuracy = path / "run" / "model", f"{weights} of step {found['steps']}", None
+    chosen, kept, accuracy = path / "run" / "model", f"{weights} of step {found.steps}", None
     if data.dev is not None:
-        accuracy = found["best"]["value"]
+        assert found.best is not None
+        accuracy = found.best.value
         if config.select == "best":
-            kept = f"{weights} of step {found['best']['step']}"
+            kept = f"{weights} of step {found.best.step}"
         else:
-            accuracy = found["metrics"][found["best"]["metric"]]
+            accuracy = found.metrics[found.best.metric] or 0.0
         if head and accuracy is not None and head.accuracy is not None and head.accuracy > accuracy:
             listener.note(
                 f"the head alone did better on {data.dev.data_name}, {head.accuracy:.2%}, so it is kept"
             )
             chosen, accuracy, kept = head.path, head.accuracy, HEAD_ALONE
-    seconds = found["seconds"] + (head.seconds if head else 0.0)
-    return made(chosen, kept, accuracy, seconds, found["steps"])
+    seconds = found.seconds + (head.seconds if head else 0.0)
+    return made(chosen, kept, accuracy, seconds, found.steps)
 
 
 def is_done(path: Path) -> bool:
@@ -341,7 +343,7 @@ def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: 
     on = choose_device(device)
     if plan.has_duration:
         if runs:
-            words = in_words(seconds_for(plan.operations(runs), on))
+            words = time_in_words(seconds_for(plan.operations(runs), on))
             listener.note(
                 Note(f"estimated time: {words} in all on {on.type}: {counted(runs, 'run')}", "estimate")
             )
@@ -359,9 +361,9 @@ def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: 
         "features": plan.head_first * images / config.batch_size * step / 3,  # forward only
         f"{counted(steps, 'step')} of {config.batch_size} images": steps * step,
     }
-    listed = " and ".join(f"{in_words(seconds)} for {what}" for what, seconds in shares.items() if seconds)
+    listed = " and ".join(f"{time_in_words(seconds)} for {what}" for what, seconds in shares.items() if seconds)
     if runs > 1:
-        listed = f"{in_words(runs * sum(shares.values()))} in all: {runs} runs, each {listed}"
+        listed = f"{time_in_words(runs * sum(shares.values()))} in all: {runs} runs, each {listed}"
     epochs = steps * config.batch_size / images
     listener.note(Note(f"estimated time: {listed} ({step:.2g} s a step, {epochs:.1f} epochs)", "estimate"))
     return steps

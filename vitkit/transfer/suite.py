@@ -23,7 +23,7 @@ from vitkit.notes import Kind, Note
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import Result
 from vitkit.runs import ROOT, RunFolder, named_path, run_name
-from vitkit.training.estimate import in_words
+from vitkit.training.estimate import time_in_words
 from vitkit.training.log import Listener, Silent
 from vitkit.transfer.config import part_changes
 from vitkit.transfer.estimates import seconds_for
@@ -248,7 +248,7 @@ def announcement(jobs: Mapping[str, Job], seeds: int, device: torch.device) -> l
     shorter = "duration=STEPS, image_size=224, --seeds 1, protocol=quick minutes=10, a smaller model"
     return [
         Note(""),
-        Note(f"estimated time: {in_words(seconds)} in all on {device.type}: {each}", "estimate"),
+        Note(f"estimated time: {time_in_words(seconds)} in all on {device.type}: {each}", "estimate"),
         Note(f"shorter: {shorter}", "advice"),
         Note(""),
     ]

@@ -23,7 +23,7 @@ from vitkit.notes import Kind, Note
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import Result, from_json
 from vitkit.runs import ROOT, RunFolder, named_path, run_name
-from vitkit.training.estimate import in_words
+from vitkit.training.estimate import time_in_words
 from vitkit.training.log import Listener, Silent
 from vitkit.transfer.estimates import seconds_for
 from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult, NestedRun, run_finetuning
@@ -197,7 +197,7 @@ def _announcement(
         parts += [f"and {len(GRID)} learning rates tried"] if settings.sweep else []
         quicker = "fewshot" if settings.protocol == "light" else "light or fewshot"
         shorter = [f"--steps N (now {steps:,})", f"--protocol {quicker}", *shorter]
-    words = in_words(seconds_for(flops, device))
+    words = time_in_words(seconds_for(flops, device))
     return [
         *lines,
         Note(f"estimated time: {words} in all on {device.type}: {', '.join(parts)}", "estimate"),
