@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,9 +29,9 @@ def test_it_compares_and_leaves_a_model(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_stop_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
 
-    def stopped(recipe: str, *_: object, **__: object) -> dict[str, str]:
+    def stopped(recipe: str, *_: object, **__: object) -> SimpleNamespace:
         begun.append(recipe)
-        return {"status": "stopped"}
+        return SimpleNamespace(status="stopped")
 
     monkeypatch.setattr("vitkit.quickstart.train", stopped)
     with pytest.raises(KeyboardInterrupt):

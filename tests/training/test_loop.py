@@ -31,8 +31,14 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_accumulated_gradients_equal_the_large_batch(precision: str, tmp_path: Path) -> None:
-    changes = ["optimizer.name=sgd", "optimizer.learning_rate=0.1", f"precision={precision}", "duration=6"]
-    tolerance = 1e-5 if precision == "float32" else 5e-2
+    # Steps in bfloat16 drift apart, the sooner the larger they are.
+    rate, tolerance = (0.1, 1e-5) if precision == "float32" else (0.01, 5e-2)
+    changes = [
+        "optimizer.name=sgd",
+        f"optimizer.learning_rate={rate}",
+        f"precision={precision}",
+        "duration=6",
+    ]
     tiny_runs.run_tiny(tmp_path / "whole", *changes)
     tiny_runs.run_tiny(tmp_path / "parts", *changes, "micro_batch=4")
     for whole, parts in zip(

@@ -99,6 +99,7 @@ KINDS = {
             "micro_batch": None,
             "data": {},
             "best": None,
+            "models": {},
             "cost": {},
         },
     ),

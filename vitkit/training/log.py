@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +49,68 @@ class Totals:
         *sums, count = self.world.sum(self.sums).tolist()
         self.sums.zero_()
         return {name: total / max(1.0, count) for name, total in zip(self.names, sums, strict=True)}
+
+
+class Stopwatch:
+    """How long training takes and how fast its steps are, without the time that compilation takes.
+
+    A rate is of the steps since the last line, without measurements and checkpoints, and without steps in which
+    something was compiled: such a step takes a hundred times as long as the others.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        waited: Callable[[], float],
+        compilations: Callable[[], int],
+        warm_up: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """waited: seconds spent waiting for data so far. compilations: how many there were so far.
+
+        warm_up: first steps that count as compilation, whatever is compiled in them.
+        """
+        self.batch_size, self.waited, self.compilations, self.clock = batch_size, waited, compilations, clock
+        self.warm_up = warm_up
+        self.start(0, 0.0)
+
+    def start(self, step: int, seconds: float) -> None:
+        """Go on from a step that took so many seconds."""
+        self.earlier, self.began = seconds, self.clock()
+        self.skip_to_now(step)
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, over all parts of the run."""
+        return self.earlier + self.clock() - self.began
+
+    def skip_to_now(self, step: int) -> None:
+        """Count steps from here: what was done since the last one was no training step."""
+        self.line_began = self.step_began = self.clock()
+        self.line_step, self.line_waited, self.compiled = step, self.waited(), self.compilations()
+
+    def stepped(self, wait: Callable[[], None]) -> float:
+        """End a step; return the seconds of one that compiled, for which the device is waited for, else 0."""
+        is_compiling = self.warm_up > 0 or self.compilations() > self.compiled
+        self.warm_up = max(0, self.warm_up - 1)
+        if is_compiling:
+            wait()
+        now = self.clock()
+        took = now - self.step_began if is_compiling else 0.0
+        self.began, self.line_began, self.step_began = self.began + took, self.line_began + took, now
+        self.line_step, self.compiled = self.line_step + is_compiling, self.compilations()
+        return took
+
+    def line(self, step: int) -> dict[str, float]:
+        """Return the rate since the last line and the share of time spent waiting; nothing where no step counts."""
+        elapsed, steps, waited = self.clock() - self.line_began, step - self.line_step, self.waited()
+        if steps < 1:
+            return {}
+        elapsed = max(elapsed, 1e-9)
+        return {
+            "images_per_second": steps * self.batch_size / elapsed,
+            "waiting": min(1.0, (waited - self.line_waited) / elapsed),
+        }
 
 
 class Listener(Protocol):

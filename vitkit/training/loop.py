@@ -96,7 +96,7 @@ def resume(parts: RunParts, totals: Totals, results: Results) -> int:
     if found:
         make_memory(parts.optimizer)
         found.load(state_tensors(parts, totals))
-    results.start(found.step if found else 0, found.state["seconds"] if found else 0.0)
+    results.start(found.step if found else 0, found.state if found else {})
     return found.step if found else 0
 
 
@@ -113,7 +113,6 @@ def state_tensors(parts: RunParts, totals: Totals) -> dict[str, Any]:
 def save(config: TrainConfig, parts: RunParts, totals: Totals, results: Results, done: int) -> None:
     """Write a checkpoint."""
     totals.share()
-    state = {"step": done, "seconds": results.seconds}
     folder = results.path / "checkpoints"
-    checkpoints.save(folder, done, state_tensors(parts, totals), state, config.keep_checkpoints)
+    checkpoints.save(folder, done, state_tensors(parts, totals), results.state(), config.keep_checkpoints)
     results.saved(done)

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitkit.evaluation.classification import Classification
-from vitkit.models import build as build_module
+from vitkit.notes import Note
+from vitkit.results import Result
 from vitkit.runs import RunFolder, cut_metrics, read_metrics
 from vitkit.training.build import RunParts
+from vitkit.training.checkpoints import on_first_rank
 from vitkit.training.config import TrainConfig
-from vitkit.training.distributed import whole
 from vitkit.training.estimate import Estimate
 from vitkit.training.graphs import WARM
-from vitkit.training.log import Journal, Listener, Totals
+from vitkit.training.kept import KeptModels
+from vitkit.training.log import Journal, Listener, Stopwatch, Totals
 from vitkit.training.pictures import Pictures, cut_pictures
-from vitkit.weights.convert import save as save_model
 from vitkit.world import World
 
 # Metrics by which the best weights are chosen, of which a measurement has one.
 BEST = ("accuracy", "mean_average_precision")
+
+
+@dataclass(frozen=True)
+class Best(Result):
+    """The best measurement of a run, of the weights that model/ holds where they are selected by it."""
+
+    metric: str
+    value: float
+    step: int
 
 
 class Results:
@@ -43,76 +53,81 @@ class Results:
         self.config, self.parts, self.path, self.folder = config, parts, path, folder
         self.listener, self.world, self.cost = listener, world, cost
         self.journal = Journal(folder, listener, config.track)
-        self.earlier, self.done = 0.0, 0
-        self.began = self.line_began = time.perf_counter()
-        self.line_step, self.line_waited = 0, 0.0
-        self.compiling_steps = WARM + 1 if config.compile == "graphs" else int(config.compile)
+        self.models = KeptModels(parts, path, folder, world)
+        self.best: Best | None = None
+        self.started = self.done = 0
+        self.watch = Stopwatch(
+            parts.loader.batch_size,
+            waited=lambda: parts.loader.waited_seconds,
+            compilations=compilations if config.compile else lambda: 0,
+            warm_up=WARM + 1 if config.compile == "graphs" else int(config.compile),
+        )
         self.pictures = Pictures(config, parts, path, listener, world) if not parts.class_names else None
         self.dtype = parts.objective.dtype  # shards (FSDP2) cast by themselves
 
-    @property
-    def seconds(self) -> float:
-        """Training time so far, over all parts of the run, without compilation."""
-        return self.earlier + time.perf_counter() - self.began
-
-    def start(self, step: int, seconds: float) -> None:
-        """Go on from a step that took so many seconds; lines of later steps are forgotten."""
+    def start(self, step: int, state: Mapping[str, Any]) -> None:
+        """Resume from a checkpoint's step; lines of later steps are forgotten, damaged models are written again."""
+        self.started = self.done = step
         if self.folder:
             cut_metrics(self.path, step)
             cut_pictures(self.path, step)
-            self.folder.update(
-                status="running", step=step, steps=self.parts.periods.total, message="", best=self._best()
-            )
+            self.best = self._best_until_now(state)
+            self.folder.update(status="running", step=step, steps=self.parts.periods.total, message="")
+        for name in on_first_rank(lambda: self._damaged(state)):
+            self.models.write(name, step, averaged=name == "model" and self.parts.average is not None)
+        if self.folder:
+            self.folder.update(best=None if self.best is None else self.best.to_json())
         self.journal.open(step)
-        self.earlier, self.began, self.line_began = seconds, time.perf_counter(), time.perf_counter()
-        self.line_step = self.done = step
+        self.watch.start(step, state.get("seconds", 0.0))
         self.listener.start(step, self.parts.periods.total)
         if self.pictures and not step:
             self.pictures.draw(step)  # what it makes of them untrained
 
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside tensors, the metrics that it stands for made durable before it."""
+        if self.folder:
+            self.folder.sync()
+        return {
+            "step": self.done,
+            "seconds": self.watch.seconds,
+            "best": None if self.best is None else self.best.to_json(),
+            "models": self.folder.record["models"] if self.folder else {},
+        }
+
     def stepped(self, done: int) -> None:
-        """Count a step; the first ones of a compiled run are compilation, whose time is kept apart."""
+        """Count a step; the time of one that compiled is kept apart."""
         self.done = done
-        if self.compiling_steps:
-            self.compiling_steps -= 1
-            self._wait()
-            now = time.perf_counter()
-            if self.folder:
-                environment = self.folder.record["environment"]
-                compiling = environment.get("compile_seconds", 0.0) + now - self.began
-                self.folder.update(environment={**environment, "compile_seconds": compiling})
-            self.began = self.line_began = now
-            self.line_step, self.line_waited = done, self.parts.loader.waited_seconds
+        if (seconds := self.watch.stepped(self._wait)) and self.folder:
+            environment = self.folder.record["environment"]
+            total = environment.get("compile_seconds", 0.0) + seconds
+            self.folder.update(environment={**environment, "compile_seconds": total})
         self.listener.stepped(done)
 
     def log(self, done: int, totals: Totals) -> None:
         """Write a line of training metrics."""
         means = totals.take()
-        now, waited, loader = time.perf_counter(), self.parts.loader.waited_seconds, self.parts.loader
-        elapsed, steps = max(now - self.line_began, 1e-9), done - self.line_step
-        rate = steps * loader.batch_size / elapsed
+        pace = self.watch.line(done)
         line: dict[str, Any] = {
             "step": done,
             "epoch": done / self.parts.periods.per_epoch,
             **means,
             "learning_rate": self.parts.schedule(done - 1),
-            "images_per_second": rate,
-            "waiting": min(1.0, (waited - self.line_waited) / elapsed),
-            "seconds": self.seconds,
+            **pace,
+            "seconds": self.watch.seconds,
         }
-        if self.world.device.type == "cuda":
-            line["peak_share"] = rate * self.cost.flops_per_image / self.cost.rate
+        if self.world.device.type == "cuda" and pace:
+            line["peak_share"] = pace["images_per_second"] * self.cost.flops_per_image / self.cost.rate
         self.journal.write(line)
-        self._begin_line(done)
+        self.watch.skip_to_now(done)
         if self.folder:
-            self.folder.update(step=done, seconds=self.seconds)
+            self.folder.update(step=done, seconds=self.watch.seconds)
 
     def evaluate(self, done: int) -> None:
         """Measure the weights, and the averaged ones beside them; keep the best model."""
         evaluator, average, split = self.parts.evaluator, self.parts.average, self.parts.evaluated
         if self.pictures:
             self.pictures.draw(done)
-            self._begin_line(done)
+            self.watch.skip_to_now(done)
         if evaluator is None:
             return
         line: dict[str, Any] = {"step": done, "epoch": done / self.parts.periods.per_epoch}
@@ -125,13 +140,15 @@ class Results:
                 for name, value in evaluator.run(self.parts.model, self.dtype).items():
                     line[f"{chosen}/{name}"] = value
         metric = next((f"{chosen}/{name}" for name in BEST if f"{chosen}/{name}" in line), None)
-        is_best = metric is not None and self._is_best(metric, line[metric])
-        if is_best and self.config.select == "best":
-            self.write_model("model", averaged=average is not None)
-        self.journal.write({**line, "seconds": self.seconds})
-        if self.folder and metric and is_best:
-            self.folder.update(best={"metric": metric, "value": line[metric], "step": done})
-        self._begin_line(done)
+        is_best = metric is not None and self._is_best(line[metric])
+        if metric is not None and is_best:
+            self.best = Best(metric, line[metric], done)
+            if self.config.select == "best":
+                self.models.write("model", done, averaged=average is not None)
+        self.journal.write({**line, "seconds": self.watch.seconds})
+        if self.folder and self.best and is_best:
+            self.folder.update(best=self.best.to_json())
+        self.watch.skip_to_now(done)
 
     def measure_features(self, done: int) -> None:
         """Measure the frozen features of the weights that are kept, if that is asked for."""
@@ -143,74 +160,82 @@ class Results:
             for evaluator in self.parts.frozen:
                 for name, value in evaluator.run(self.parts.model, self.dtype).items():
                     line[f"{name}/accuracy"] = value
-        self.journal.write({**line, "seconds": self.seconds})
-        self._begin_line(done)
+        self.journal.write({**line, "seconds": self.watch.seconds})
+        self.watch.skip_to_now(done)
 
     def saved(self, done: int) -> None:
         """Say how far a checkpoint reaches."""
         if self.folder:
-            self.folder.update(step=done, seconds=self.seconds)
+            self.folder.update(step=done, seconds=self.watch.seconds)
+        self.watch.skip_to_now(done)
 
     def finish(self, is_done: bool) -> None:
         """Write the weights as they are now, of a stopped run too, and the run's status."""
         if self.folder and not is_done:  # who stopped it may not wait for long
-            self.folder.update(status="stopped", step=self.done, seconds=self.seconds)
-        if self.config.select == "last" or not isinstance(self.parts.evaluator, Classification):
-            self.write_model("model", averaged=self.parts.average is not None)
-        self.write_model("model-last", averaged=False)
+            self.folder.update(status="stopped", step=self.done, seconds=self.watch.seconds)
+        has_trained = self.done > self.started
+        if not self._selects_best:
+            averaged = self.parts.average is not None
+            self.models.write("model", self.done, averaged, unless_held=not has_trained)
+        self.models.write("model-last", self.done, averaged=False, unless_held=not has_trained)
         if self.folder and is_done:
-            self.folder.update(status="done", step=self.done, seconds=self.seconds)
+            self.folder.update(status="done", step=self.done, seconds=self.watch.seconds)
         self.listener.stop()
 
-    def write_model(self, name: str, averaged: bool) -> None:
-        """Write a model folder; each process takes part, since weights may be spread over them."""
-        model, average = self.parts.model, self.parts.average
-        weights: dict[str, Tensor] = {}
-        with average.applied() if average and averaged else nullcontext():
-            for key, tensor in model.state_dict().items():
-                gathered = whole(tensor)
-                if self.world.is_first:
-                    weights[key] = gathered.cpu().clone()
-        if not self.world.is_first:
-            return
-        with torch.device("meta"):  # weights that are replaced need not be drawn
-            plain = build_module(model.config)
-        plain.load_state_dict(weights, assign=True)
-        save_model(
-            plain,
-            self.path / name,
-            class_names=self.parts.class_names,
-            several_labels=self.parts.source.has_several_labels
-            and getattr(self.parts.objective, "sigmoid", False),
-            preprocessing=self.parts.preprocessing,
-            force=True,
-        )
+    @property
+    def _selects_best(self) -> bool:
+        return self.config.select == "best" and isinstance(self.parts.evaluator, Classification)
 
-    def _best(self) -> dict[str, Any] | None:
-        """Return the best measurement among the lines that are kept."""
+    def _damaged(self, state: Mapping[str, Any]) -> list[str]:
+        """Return the model folders to write again from the checkpoint, and say so."""
+        found = []
+        for name in ("model", "model-last"):
+            is_best = name == "model" and self._selects_best
+            held = self.models.held(name, state)
+            if held and is_best and 0 <= held.step <= self.done:  # others than the best, after a repair
+                self.best = self._best_until_now(state, held.step)
+            if held or not (self.models.was_written(name, state) or (is_best and self.best)):
+                continue
+            found.append(name)
+            text = f"{self.path / name} is missing or damaged: "
+            if is_best and self.best and self.best.step != self.done:
+                text += f"the best weights, of step {self.best.step:,}, are lost; it now holds those of step {self.done:,}"
+                self.best = self._best_until_now({}, self.done)
+            else:
+                text += "written again from the checkpoint"
+            self.listener.note(Note(text, "warning"))
+        return found
+
+    def _best_until_now(self, state: Mapping[str, Any], step: int | None = None) -> Best | None:
+        """Return the best measurement, or that of a step: as the checkpoint says, else as the metrics do."""
+        known = Best(**state["best"]) if state.get("best") else None
+        if known and step in (None, known.step):
+            return known
+        if "best" in state and step is None:
+            return None
         chosen = f"{self.parts.evaluated}_ema" if self.parts.average else self.parts.evaluated
         found = [
-            {"metric": f"{chosen}/{name}", "value": line[f"{chosen}/{name}"], "step": line["step"]}
+            Best(f"{chosen}/{name}", line[f"{chosen}/{name}"], line["step"])
             for line in read_metrics(self.path)
             for name in BEST
-            if line.get(f"{chosen}/{name}") is not None
+            if line.get(f"{chosen}/{name}") is not None and step in (None, line["step"])
         ]
-        return max(found, key=lambda row: (row["value"], row["step"]), default=None)
+        return max(found, key=lambda best: (best.value, best.step), default=None)
 
-    def _is_best(self, metric: str, value: float) -> bool:
-        """Say whether no earlier measurement was better, by what the metrics say, which a resumed run cuts back.
+    def _is_best(self, value: float) -> bool:
+        """Say whether no earlier measurement was better, as the first process knows.
 
         Of equals the later is better: on few images accuracy is soon at its top, and the loss still falls.
         """
-        if not self.folder:
-            return self.world.any(False)
-        earlier = [line[metric] for line in read_metrics(self.path) if line.get(metric) is not None]
-        return self.world.any(all(value >= other for other in earlier))
-
-    def _begin_line(self, done: int) -> None:
-        self.line_began, self.line_step = time.perf_counter(), done
-        self.line_waited = self.parts.loader.waited_seconds
+        return self.world.any(self.folder is not None and (self.best is None or value >= self.best.value))
 
     def _wait(self) -> None:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
+
+
+def compilations() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

@@ -47,18 +47,9 @@ from vitkit.training.log import Listener, Silent
 from vitkit.training.loop import fit
 from vitkit.training.pictures import drawn
 from vitkit.training.recipes import resolve
-from vitkit.training.results import Results
+from vitkit.training.results import Best, Results
 from vitkit.weights.load import paths_in
 from vitkit.world import World, join_world
-
-
-@dataclass(frozen=True)
-class Best(Result):
-    """The best measurement of a run."""
-
-    metric: str
-    value: float
-    step: int
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,20 @@ def write_folder(
 
     accept_numerics lets those two open it although they compute some numerics otherwise.
     """
+    with replacing(folder, force=force) as new:
+        fill_folder(new, config, tensors, preprocessing, class_names, several_labels, accept_numerics)
+
+
+def fill_folder(
+    folder: Path,
+    config: ModelConfig,
+    tensors: Tensors,
+    preprocessing: Preprocessing,
+    class_names: tuple[str, ...] | None,
+    several_labels: bool,
+    accept_numerics: bool = False,
+) -> None:
+    """Write the files of a model folder into one that is there."""
     entry = to_json(config, preprocessing, class_names, several_labels)
     document: dict[str, Any] = {}
     portable = why_not_portable(config, accept_numerics) is None
@@ -124,11 +138,10 @@ def write_folder(
         if several_labels:  # transformers takes sigmoids then
             document["problem_type"] = huggingface.SEVERAL_LABELS
     document["vitkit"] = entry
-    with replacing(folder, force=force) as new:
-        write_safetensors(new / "model.safetensors", tensors)
-        write_json(new / "config.json", document)
-        card = model_card(config, preprocessing, class_names, several_labels, portable)
-        (new / "README.md").write_text(card, encoding="utf-8")
+    write_safetensors(folder / "model.safetensors", tensors)
+    write_json(folder / "config.json", document)
+    card = model_card(config, preprocessing, class_names, several_labels, portable)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def why_not_portable(config: ModelConfig, accept_numerics: bool = False) -> str | None:
