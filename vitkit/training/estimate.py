@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from vitkit.config import to_dict
 from vitkit.costs import cost_of, training_exaflops
 from vitkit.data.policies import erased_share
 from vitkit.data.splits import counted
 from vitkit.models.configs import CompactConfig, ViTConfig
-from vitkit.models.names import SHAPE, model_config
+from vitkit.models.names import changed_shape
 from vitkit.notes import Note
 from vitkit.objectives.mae import MaskedAutoencoding
 from vitkit.objectives.objective import Objective
@@ -24,8 +23,6 @@ from vitkit.world import World
 # Share of the measured matrix rate that training is assumed to reach: B/16 reaches 0.61 on an H200 (bf16, compiled,
 # docs/results/train_speed.json), small models less.
 SHARE = 0.4
-OWN_SHAPE = (*SHAPE, "kernel", "convolutions", "units", "backbone_units")
-"Settings of a model that its name stands for, in any family."
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,7 @@ def _model_in_words(config: TrainConfig, parts: RunParts) -> str:
     name = config.model["name"]
     if is_trained(config, parts.inputs):
         return str(name)
-    usual = to_dict(model_config(name))
-    own = [
-        f"{key} {value}"
-        for key, value in config.model.items()
-        if key in OWN_SHAPE and key in usual and value != usual[key]
-    ]
+    own = changed_shape(name, config.model)
     return f"{name} ({', '.join(own)})" if own else str(name)
 
 
