@@ -116,7 +116,7 @@ def test_no_room_even_for_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("vitkit.training.checkpoints.dcp.save", fail)
         monkeypatch.setattr("os.fsync", fail)
 
-    with pytest.raises(InputError, match="00000008 can't be written: No space left on device"):
+    with pytest.raises(InputError, match="metrics.jsonl can't be written: No space left on device"):
         tiny_runs.run_tiny(tmp_path / "run", at={7: full})
 
 

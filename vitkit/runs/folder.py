@@ -278,8 +278,12 @@ class RunFolder:
 
     def sync(self) -> None:
         """Make the metrics written so far outlast a power cut."""
-        if (self.path / METRICS).exists():
-            sync(self.path / METRICS, self.path)
+        path = self.path / METRICS
+        try:
+            if path.exists():
+                sync(path, self.path)
+        except OSError as error:
+            raise InputError(f"{path} can't be written: {error.strerror or error}") from None
 
     def close(self) -> None:
         """Let others have the folder."""
