@@ -361,7 +361,9 @@ def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: 
         "features": plan.head_first * images / config.batch_size * step / 3,  # forward only
         f"{counted(steps, 'step')} of {config.batch_size} images": steps * step,
     }
-    listed = " and ".join(f"{time_in_words(seconds)} for {what}" for what, seconds in shares.items() if seconds)
+    listed = " and ".join(
+        f"{time_in_words(seconds)} for {what}" for what, seconds in shares.items() if seconds
+    )
     if runs > 1:
         listed = f"{time_in_words(runs * sum(shares.values()))} in all: {runs} runs, each {listed}"
     epochs = steps * config.batch_size / images
