@@ -189,7 +189,7 @@ def test_a_run_takes_no_settings_and_one_process(vit: Vit) -> None:
     assert answer.status == 2
     assert (
         answer.err
-        == "error: a run goes on with its own settings, not with seed=1; to change some, train its recipe as another run\n"
+        == "error: a run resumes with its own settings, not with seed=1; to change some, train its recipe as another run\n"
     )
     with closing(RunFolder("runs/mine", read_config("runs/mine"))):
         answer = vit("train", "runs/mine", "--device", "cpu")

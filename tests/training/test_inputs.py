@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import vitkit
 from tests.training.tiny_runs import Listener, differences, run_tiny, write_recipe
 from vitkit.data.open import open_data
+from vitkit.errors import InputError
+from vitkit.runs import read_config
 from vitkit.training import build
 from vitkit.training.build import Inputs
 from vitkit.training.recipes import resolve
@@ -75,3 +78,21 @@ def test_a_second_build_opens_nothing(start: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(build, "open_data", lambda *_, **__: pytest.fail("opened again"))
     second = build.build(config, world, first.inputs)
     assert second.source is first.source
+
+
+def test_train_takes_objects(start: Path, tmp_path: Path) -> None:
+    recipe, named = write_recipe(tmp_path), {"data": "digits:train[:64]", "evaluate": "digits:val[:32]"}
+    options = {"device": "cpu", "changes": ["duration=2", "average=null"]}
+    sources = {name: vitkit.open_data(text) for name, text in named.items()}
+    model = vitkit.load(start, device="cpu")
+    vitkit.train(recipe, **named, model=str(start), run=str(tmp_path / "strings"), **options)
+    vitkit.train(recipe, **sources, model=model, run=str(tmp_path / "objects"), **options)
+    assert differences(tmp_path / "strings", tmp_path / "objects") == []
+    for run in ("strings", "objects"):
+        config = read_config(tmp_path / run)
+        assert (config["data"]["train"], config["model"]["name"]) == ("digits:train[:64]", str(start))
+
+
+def test_other_than_rgb_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^Ti/16 takes images of 1 channels; data has RGB, 3$"):
+        run_tiny(tmp_path / "run", "model.channels=1")

@@ -20,8 +20,14 @@ from PIL import Image
 
 from tests.training import tiny_runs
 from vitkit import train
+from vitkit.config import from_dict
+from vitkit.data.open import open_data
 from vitkit.errors import InputError
+from vitkit.notes import kind_of
 from vitkit.runs import RunFolder, read_config, read_metrics, read_record
+from vitkit.training.build import Inputs
+from vitkit.training.config import TrainConfig
+from vitkit.training.run import train_config
 from vitkit.weights.load import load_model
 
 HERE = Path(__file__).parent
@@ -206,9 +212,9 @@ def test_seconds_add_up_over_parts(tmp_path: Path) -> None:
 def test_a_run_folder_resumes_itself_and_takes_no_settings(tmp_path: Path) -> None:
     run = tmp_path / "run"
     tiny_runs.run_tiny(run, at=raising(signal.SIGTERM, 5))
-    with pytest.raises(InputError, match="a run goes on with its own settings, not with seed=1; "):
+    with pytest.raises(InputError, match="a run resumes with its own settings, not with seed=1; "):
         train(run, ["seed=1"])
-    with pytest.raises(InputError, match="is a run and goes on where it is: leave out --run other"):
+    with pytest.raises(InputError, match="is a run and resumes where it is: leave out --run other"):
         train(run, run="other")
     listener = tiny_runs.Listener()
     assert train(run, device="cpu", listener=listener).status == "done"
@@ -275,7 +281,7 @@ def test_a_run_that_met_an_unreadable_image_goes_on_without_it(
 def test_settings_that_change_nothing_trained_may_change_on_the_way(tmp_path: Path) -> None:
     run, stop = tmp_path / "run", {6: lambda: signal.raise_signal(signal.SIGTERM)}
     tiny_runs.run_tiny(run, at=stop)
-    with pytest.raises(InputError, match="a run goes on with its own settings, not with seed=1"):
+    with pytest.raises(InputError, match="a run resumes with its own settings, not with seed=1"):
         train(run, ["log_every=2", "seed=1"], device="cpu")
     assert train(run, ["log_every=2"], device="cpu").status == "done"
     assert read_config(run)["log_every"] == 2
@@ -328,6 +334,24 @@ def test_the_best_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
         if "test_ema/accuracy" in line
     }
     assert result.best.value == max(lines.values()) < 0.99
+
+
+def test_what_is_other_than_before_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, listener = tmp_path / "run", tiny_runs.Listener()
+    tiny_runs.run_tiny(run, at={6: lambda: signal.raise_signal(signal.SIGTERM)})
+    source = open_data("digits:test[:65]")
+    source.labels = source.labels[::-1].copy()
+    config = from_dict(TrainConfig, read_config(run), "the run")
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    train_config(config, run, inputs=Inputs(measured=source), device="cpu", listener=listener)
+    said = [note for note in listener.notes if kind_of(note) == "warning"]
+    assert [line.partition(":")[0] for line in said] == [
+        "resumed with 3 CPU threads, started with 1 CPU thread",
+        "the evaluation data has changed since the run started",
+    ]
+    again = tiny_runs.Listener()
+    tiny_runs.run_tiny(run, listener=again)  # it is done
+    assert not [note for note in again.notes if kind_of(note) == "warning"]
 
 
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:

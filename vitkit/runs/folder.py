@@ -98,6 +98,7 @@ KINDS = {
             "environment": {},
             "micro_batch": None,
             "data": {},
+            "measured": {},
             "best": None,
             "models": {},
             "cost": {},

@@ -28,7 +28,7 @@ from vitkit.evaluation.knn import KNNEvaluator
 from vitkit.evaluation.probe import ProbeEvaluator
 from vitkit.models import build as build_module
 from vitkit.models.configs import ModelConfig, Preprocessing, Size
-from vitkit.models.model import Model
+from vitkit.models.model import Model, check_rgb
 from vitkit.models.names import default_preprocessing, model_config
 from vitkit.notes import Note
 from vitkit.objectives import build_objective
@@ -125,6 +125,7 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
     if not is_labelled and is_trained(config, inputs):
         text = f"a model holds the encoder alone: mask token and what {config.objective.name} adds are new"
         notes += (Note(text, "model"),)
+    check_rgb(model.config, config.model["name"])
     check_size(pipeline, source, model)
     measured = _open_measured(config, source, inputs.measured)
     model.activation_checkpointing = config.activation_checkpointing

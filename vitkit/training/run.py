@@ -10,7 +10,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from vitkit.config import from_dict, merge, to_dict
+from vitkit.data.sources.source import Source
 from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
 from vitkit.data.threads import Unreadable
 from vitkit.errors import InputError
 from vitkit.notes import Note
-from vitkit.predictor import choose_device
+from vitkit.predictor import Predictor, choose_device
 from vitkit.results import Result
 from vitkit.runs import (
     CONFIG,
@@ -48,7 +49,7 @@ from vitkit.training.loop import fit
 from vitkit.training.pictures import drawn
 from vitkit.training.recipes import resolve
 from vitkit.training.results import Best, Results
-from vitkit.weights.load import paths_in
+from vitkit.weights.load import LoadedModel, paths_in
 from vitkit.world import World, join_world
 
 
@@ -80,32 +81,57 @@ def train(
     recipe: str | Path,
     changes: Sequence[str] = (),
     *,
+    model: str | Predictor | None = None,
+    data: str | Source | None = None,
+    evaluate: str | Source | None = None,
     run: str | None = None,
     device: str = "auto",
     force: bool = False,
     listener: Listener | None = None,
 ) -> TrainResult | None:
-    """Train a recipe with `key=value` changes, or go on with a run; return what `vit train --json` prints.
+    """Train a recipe with `key=value` changes, or resume a run; return what `vit train --json` prints.
 
-    run: name of the run folder in runs/, or a path; left open, the recipe's name and a hash of its config.
-    force: begin anew, whatever the run folder holds.
+    model, data, evaluate: for model.name, data.train and data.evaluate of the recipe, as strings or as what
+    `vitkit.load` and `vitkit.open_data` return; the model itself stays as it is.
+    run: name of the run folder in runs/, or a path; by default the recipe's name and a hash of its config.
+    force: start over, deleting the existing run.
+    Started by torchrun, all processes but the first return None.
     """
     changes = [changes] if isinstance(changes, str) else changes
+    given = {"model.name": model, "data.train": data, "data.evaluate": evaluate}
+    changes = [*changes, *(f"{key}={_named(value)}" for key, value in given.items() if value is not None)]
+    inputs = Inputs(
+        data if isinstance(data, Source) else None,
+        evaluate if isinstance(evaluate, Source) else None,
+        _as_loaded(model) if isinstance(model, Predictor) else None,
+    )
     if Path(recipe, CONFIG).is_file():
         for change in changes:
             if change.partition("=")[0].strip() not in FREE:
                 raise InputError(
-                    f"a run goes on with its own settings, not with {change}; to change some, train its recipe "
+                    f"a run resumes with its own settings, not with {change}; to change some, train its recipe "
                     "as another run"
                 )
         if run is not None:
-            raise InputError(f"{recipe} is a run and goes on where it is: leave out --run {run}")
+            raise InputError(f"{recipe} is a run and resumes where it is: leave out --run {run}")
         settings = merge(read_config(recipe), changes)
         path, config = Path(recipe), from_dict(TrainConfig, settings, f"{recipe}/{CONFIG}")
     else:
         config = resolve(recipe, changes)
         path = run_path(config, run)
-    return train_config(config, path, device=device, force=force, listener=listener)
+    return train_config(config, path, inputs=inputs, device=device, force=force, listener=listener)
+
+
+def _named(value: str | Source | Predictor) -> str:
+    """Return the string that a config has for a source or a model."""
+    if isinstance(value, Source):
+        return value.data_name
+    return value.spec if isinstance(value, Predictor) else value
+
+
+def _as_loaded(predictor: Predictor) -> LoadedModel:
+    """Return what `vitkit.load` returned as the start of a run."""
+    return LoadedModel(predictor.model, predictor.preprocessing, predictor.class_names, predictor.name)
 
 
 def train_config(
@@ -152,7 +178,10 @@ def _train(
     def take_folder() -> None:
         if folder:
             folder.clear()  # not before the new run can be built
-            folder.check_data(identity(parts))
+            folder.check_data(identity(parts.source, parts.class_names))
+            for line in _other_than_before(folder.record, parts, world):
+                listener.note(Note(line, "warning"))
+            folder.update(measured=_measured_identity(parts))
 
     on_first_rank(take_folder)
     images = parts.periods.total * config.batch_size
@@ -210,10 +239,39 @@ def run_path(config: TrainConfig, run: str | None) -> Path:
     return Path(ROOT, run_name(config.name, settings))
 
 
-def identity(parts: RunParts) -> dict[str, Any]:
-    """Return what tells a run's training data from another's: how many images, and which classes."""
-    names = hashlib.sha256(json.dumps(parts.class_names).encode()).hexdigest()[:16]
-    return {"images": len(parts.source), "classes": len(parts.class_names), "class_names": names}
+def identity(source: Source, class_names: Sequence[str]) -> dict[str, str | int]:
+    """Return what tells a run's data from another's: how many images, and which classes."""
+    names = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:16]
+    return {"images": len(source), "classes": len(class_names), "class_names": names}
+
+
+def _measured_identity(parts: RunParts) -> dict[str, str | int]:
+    """Return what tells the data that a run measures on from another's; nothing without any."""
+    if (measured := parts.inputs.measured) is None:
+        return {}
+    labels = hashlib.sha256(measured.labels.tobytes()).hexdigest()[:16]
+    return {**identity(measured, measured.class_names), "labels": labels}
+
+
+def _other_than_before(record: Mapping[str, Any], parts: RunParts, world: World) -> Iterator[str]:
+    """Say what is not as it was when a run that resumes was started, and what that changes."""
+    if not 0 < record["step"] < record["steps"]:
+        return
+    before, now = record["environment"], environment(world)
+    for name, what in (("processes", "process"), ("threads", "CPU thread")):
+        if name == "threads" and world.device.type != "cpu":
+            continue
+        if before.get(name, now[name]) != now[name]:
+            then, here = (counted(int(one[name]), what) for one in (before, now))
+            yield (
+                f"resumed with {here}, started with {then}: results differ in their last digits from those of a run "
+                "that was not interrupted"
+            )
+    if record["measured"] and record["measured"] != _measured_identity(parts):
+        yield (
+            "the evaluation data has changed since the run started: results from before and after this step can't "
+            "be compared"
+        )
 
 
 def choose_micro_batch(
