@@ -73,15 +73,17 @@ class Adafactor(MomentumOptimizer):
             if not state:
                 state.update(_zero_state(parameter, group))
             state["step"] += 1
+            # 0 at the first step, so that the zeros which the moments start from leave no trace (Shazeer & Stern, 7.1).
             keep = min(0.999, 1.0 - float(state["step"]) ** -0.8)
             assert parameter.grad is not None
             gradient = local(parameter.grad)
-            squares = gradient.square().add_(1e-30)
+            squares = gradient.square().add_(1e-30)  # where a gradient is 0, its root is divided by
             if (dims := factored_dims(parameter.shape)) is not None:
                 smaller, larger = dims
                 rows, columns = local(state["row_square"]), local(state["column_square"])
                 rows.lerp_(_mean(squares, larger, parameter), 1.0 - keep)
                 columns.lerp_(_mean(squares, smaller, parameter), 1.0 - keep)
+                # The outer product of both means, over the mean of all, stands for the whole second moment.
                 row_factor = (rows / _mean(rows, smaller, parameter)).rsqrt_()
                 update = gradient * row_factor * columns.rsqrt()
             else:

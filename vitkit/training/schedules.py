@@ -92,6 +92,7 @@ def build_schedule(
             case "linear":
                 return config.end + (base - config.end) * (1.0 - progress)
             case "rsqrt":
+                # Needs no end: a run can be cooled down from any step of a longer one (Zhai et al., Scaling ViT).
                 rate = base / math.sqrt(1.0 + (step - warmup) / timescale)
                 return rate * min(1.0, max(0, total - step) / cooldown) if cooldown else rate
             case "step":
