@@ -55,6 +55,17 @@ def test_every_setting_changes_the_loss(tmp_path: Path) -> None:
     assert len(losses) == 4
 
 
+@pytest.mark.parametrize("name", ["ViT-Lite-2/4", "CVT-2/4"])
+def test_compact_transformers_of_patches_train(name: str, tmp_path: Path) -> None:
+    """Their tokens are patches of the image, too; the run's model starts another one."""
+    run = tmp_path / "run"
+    model = f"model={{name: {name}, image_size: 8, kernel: 2, width: 16, depth: 2, heads: 2, mlp_width: 32}}"
+    tiny_runs.run_tiny(run, PATCHES[0], model, PATCHES[2], "duration=6")
+    assert len(pictures(run)) > 0
+    assert vitkit.load(run, device="cpu").model.config.num_classes == 0
+    tiny_runs.run_tiny(tmp_path / "next", f"model={{name: {run}}}", "duration=2")
+
+
 def test_images_are_not_mixed(tmp_path: Path) -> None:
     listener, mixing = tiny_runs.Listener(), f"{PATCHES[2]}|mixup(0.5)"
     for name, changes in {"plain": PATCHES, "mixed": (*PATCHES[:2], mixing)}.items():

@@ -249,7 +249,7 @@ def test_every_architecture_that_timm_has(name: str) -> None:
     if reason := timm_layout.unsupported(config):
         assert timm_layout.other_name(name) not in TIMM_MODELS, f"{name}: {reason}"
         return
-    document = timm_layout.describe(config, Preprocessing(config.size))
+    document = timm_layout.config_json(config, Preprocessing(config.size))
     arguments = {"num_classes": document["num_classes"], **document["model_args"]}
     if isinstance(config, ViTConfig):
         arguments["weight_init"] = "skip"

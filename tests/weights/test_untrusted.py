@@ -690,6 +690,25 @@ def test_names_of_endless_prefixes(wrapper: str, refuse: Callable[..., str], tmp
     assert all(torch.equal(state[key], tensor) for key, tensor in OURS.items())
 
 
+@pytest.mark.parametrize("prefix", ["", "patch_embed.backbone."])
+def test_a_resnet_of_endless_stages(prefix: str, refuse: Callable[..., str], tmp_path: Path) -> None:
+    """A stage is a name of a few bytes, and looking for the units of each takes a look at every name."""
+    tensors = {f"{prefix}stages.{number}.blocks.0.x": torch.zeros(1) for number in range(1_000)}
+    tensors |= {f"{prefix}stem.conv.weight": torch.zeros(64, 3, 7, 7)}
+    if prefix:
+        tensors |= {"patch_embed.proj.weight": torch.zeros(8, 64, 1, 1)}
+        tensors |= {"blocks.0.mlp.fc1.weight": torch.zeros(8, 8)}
+    message = refuse(write(tmp_path, "model.safetensors", save(tensors)))
+    assert message.endswith("the file's ResNet has 1,000 stages, at most 8 are read")
+
+
+def test_scanned_blocks_of_too_many_parts(refuse: Callable[..., str], tmp_path: Path) -> None:
+    names = [f"Transformer/encoderblock/x{number}" for number in range(110)]
+    arrays = {"embedding/kernel": torch.zeros(1, 1, 3, 8), **{name: torch.zeros(1000) for name in names}}
+    message = refuse(write(tmp_path, "model.npz", as_npz(arrays)))
+    assert message.endswith("its scanned blocks hold more than 100,000 tensors")
+
+
 PIPE_OR_DEVICE: dict[str, Callable[[Path], None]] = {
     "pipe": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, ResNetConfig, ViTConfig
-from vitkit.weights.files import Tensors
+from vitkit.weights.files import MAX_TENSORS, Tensors
 from vitkit.weights.layout import Document, Numeric, Reading, Settings
 from vitkit.weights.rules import (
     CONV,
@@ -235,6 +235,8 @@ def _linen_names(theirs: Tensors) -> Tensors:
         if name.startswith("Transformer/encoderblock/"):
             if len(tensor) > MAX_SCANNED:
                 raise InputError(f"{name} says {len(tensor)} layers, at most {MAX_SCANNED} are read")
+            if len(plain) + len(tensor) > MAX_TENSORS:
+                raise InputError(f"its scanned blocks hold more than {MAX_TENSORS:,} tensors")
             for layer, part in enumerate(tensor.unbind(0)):
                 plain[name.replace("encoderblock", f"encoderblock_{layer}", 1)] = part
         else:

@@ -22,6 +22,7 @@ from vitkit.weights.files import Tensors
 from vitkit.weights.layout import Settings
 
 Sizes = list[tuple[int, int]]
+MAX_STAGES = 8
 
 
 def infer_config(
@@ -225,6 +226,8 @@ def _count(tensors: Tensors, prefix: str, place: int) -> int:
 def _units(tensors: Tensors, prefix: str) -> tuple[int, ...]:
     place = prefix.count(".")
     stages = _count(tensors, prefix, place)
+    if stages > MAX_STAGES:  # each of them is counted by looking at every name
+        raise InputError(f"the file's ResNet has {stages:,} stages, at most {MAX_STAGES} are read")
     return tuple(_count(tensors, f"{prefix}{stage}.blocks.", place + 2) for stage in range(stages))
 
 
