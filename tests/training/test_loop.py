@@ -85,7 +85,7 @@ def test_what_is_not_finite_stops_the_run_and_is_not_kept(every: str, tmp_path: 
     with pytest.raises(InputError, match="not finite at step 2"):  # the same again, from the checkpoint
         train(run, device="cpu")
     [row] = list_runs(run)
-    assert row["status"] == "failed"
+    assert row.status == "failed"
 
 
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ ELSEWHERE = {
     **{f"frozen.{name}": _FROZEN for name in ("evaluators", "data", "shots", "neighbours", "every")},
     "objective.corrupt_share": "training/test_unlabelled.py::test_every_setting_changes_the_loss",
     "objective.target": "training/test_unlabelled.py::test_every_setting_changes_the_loss",
-    "name": "test_runs.py::test_names_follow_the_settings",
+    "name": "runs/test_folder.py::test_names_follow_the_settings",
     "data.workers": "data/test_loader.py::test_workers_change_nothing",
     "data.cache": "data/test_memory.py::test_pictures_are_kept_as_they_are",
     "data.bad_images": "data/test_loader.py::test_bad_images_can_be_left_out",

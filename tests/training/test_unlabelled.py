@@ -351,7 +351,7 @@ def test_the_result_transfers_as_it_is(
     assert all(0.1 < row["accuracy"] <= 1 for row in (*found["results"], *found["neighbours"]))
     changes = ("protocol=paper", "image_size=8", "duration=2", "optimizer.learning_rate=1e-30")
     tuned = finetune(run, "digits:train[:300]", changes, run=str(tmp_path / "tuned"), device="cpu")
-    assert tuned["status"] == "done"
+    assert tuned.status == "done"
     before, after = (vitkit.load(path, device="cpu") for path in (run, tmp_path / "tuned"))
     assert after.class_names == tuple("0123456789")
     ours = after.model.state_dict()
