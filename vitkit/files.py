@@ -167,6 +167,19 @@ def take_lock(path: Path, *, is_shared: bool = False) -> IO[str]:
     return file
 
 
+def is_alone(file: IO[str]) -> bool:
+    """Say whether nobody shares a lock that this process took, and keep it so; where that can't be known, nobody."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        pass
+    return True
+
+
 def is_locked(path: Path) -> bool:
     """Say whether a process holds the lock on a file; where that can't be known, one does."""
     try:

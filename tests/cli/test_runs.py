@@ -73,3 +73,27 @@ def test_a_folder_that_is_not_there(vit) -> None:
 )
 def test_durations(seconds: float | None, words: str) -> None:
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("run.json", "{"), ("run.json", "[" * 9999), ("config.yaml", "a: ["), ("config.yaml", "[" * 9999)],
+)
+def test_damaged_files_are_one_line(vit, name: str, content: str) -> None:
+    Path("runs/digits-1", name).write_text(content)
+    for verb in ("report", "train"):
+        answer = vit(verb, "runs/digits-1")
+        assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
+    answer = vit("runs", "runs/digits-1")
+    assert (answer.status, answer.err.count("\n")) == (0, name == "run.json")
+
+
+def test_a_refused_run_folder_keeps_nothing(vit, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for run in (str(tmp_path), ".", "runs/.."):
+        for extra in ((), ("--force",)):
+            answer = vit("train", "digits", "--run", run, *extra)
+            assert answer.status == 2
+            assert "holds 'bin' and no config.yaml: not a training run" in answer.err
+    assert sorted(tmp_path.rglob("*")) == before

@@ -552,6 +552,16 @@ def test_tasks_share_a_folder_that_force_wants_alone(tmp_path: Path) -> None:
             RunFolder(tmp_path, asked, kind="vtab", is_shared=True, force=True)
 
 
+def test_a_shared_folder_is_not_taken_back_while_others_work_there(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"model": "Ti/16"}
+    options: dict[str, Any] = {"kind": "vtab", "is_shared": True}
+    first = RunFolder(tmp_path / "run", asked, **options)
+    second = RunFolder(tmp_path / "run", asked, **options)
+    first.withdraw()
+    assert files(tmp_path / "run") == {".lock", "vtab.json"}
+    second.close()
+
+
 def test_force_removes_the_parts_that_are_named(tmp_path: Path) -> None:
     asked = {"model": "Ti/16"}
     with RunFolder(tmp_path, asked, kind="vtab") as folder:

@@ -34,7 +34,7 @@ from typing import Any, Self
 
 from vitkit.config import read_yaml, write_yaml
 from vitkit.errors import InputError
-from vitkit.files import is_locked, sync, take_lock, write_file
+from vitkit.files import is_alone, is_locked, sync, take_lock, write_file
 
 ROOT = "runs"
 CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
@@ -232,10 +232,11 @@ class RunFolder:
 
     def withdraw(self) -> None:
         """Take back a run that never began; a folder that was there before keeps all that it held."""
-        with suppress(OSError):  # what is reported is why it didn't begin
-            for name in (CONFIG, KINDS[self.kind].record) if self.is_new else ():
-                (self.path / name).unlink(missing_ok=True)
-        self._remove_made()
+        if is_alone(self._lock):  # nobody has come to share the folder
+            with suppress(OSError):  # what is reported is why it didn't begin
+                for name in (CONFIG, KINDS[self.kind].record) if self.is_new else ():
+                    (self.path / name).unlink(missing_ok=True)
+            self._remove_made()
         self.close()
 
     def check_data(self, data: Mapping[str, Any]) -> None:

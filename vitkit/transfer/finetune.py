@@ -20,6 +20,7 @@ from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.evaluation.features import mean_and_spread
 from vitkit.evaluation.run import evaluate
+from vitkit.files import folder_written_whole
 from vitkit.notes import Kind, Note, kind_of
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import Result, from_json
@@ -252,8 +253,8 @@ def run_plan(
             evaluate(found.model, plan.measured, device=device, out=out, force=True, progress=obey)
         )
         runs.append(found)
-    shutil.rmtree(path / "model", ignore_errors=True)
-    shutil.copytree(runs[0].model, path / "model")
+    with folder_written_whole(path / "model") as part:
+        shutil.copytree(runs[0].model, part, dirs_exist_ok=True)
     return summarise(plan, path, request, runs, evaluations, tried)
 
 

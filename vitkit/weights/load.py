@@ -180,11 +180,6 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
     return Source(None, text)
 
 
-def lies_in(spec: str | Path, folder: Path) -> bool:
-    """Say whether a MODEL string names what a folder holds: RUN, RUN@last, NAME@FILE."""
-    return any(path.resolve().is_relative_to(folder.resolve()) for path in paths_in(spec))
-
-
 def weight_file(spec: str | Path) -> Path | None:
     """Return the file with the weights of a MODEL string that names what is here; None for others."""
     path = find_source(spec).path if paths_in(spec) else None
