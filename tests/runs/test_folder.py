@@ -82,7 +82,7 @@ def test_a_new_folder_has_settings_and_every_field(tmp_path: Path) -> None:
         assert (
             list(fields(folder.path))
             == (
-                "format kind status message name started updated step steps command seconds environment micro_batch data best cost"
+                "format kind status message name started updated step steps command seconds environment micro_batch data measured best models cost"
             ).split()
         )
         assert (folder.record["name"], folder.record["status"]) == ("one", "running")
