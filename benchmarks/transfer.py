@@ -54,7 +54,10 @@ def tuned(arguments: argparse.Namespace, data: str, model: str) -> dict[str, Any
     keys = ("status", "accuracy", "steps", "batch_size", "learning_rate", "seconds", "measured_on")
     metrics = [json.loads(line) for line in Path(run, "seed-0/run/metrics.jsonl").read_text().splitlines()]
     rates = [line["images_per_second"] for line in metrics if "images_per_second" in line]
-    return {**{key: result.get(key) for key in keys}, "images_per_second": sorted(rates)[len(rates) // 2]}
+    return {
+        **{key: getattr(result, key) for key in keys},
+        "images_per_second": sorted(rates)[len(rates) // 2],
+    }
 
 
 def speed(arguments: argparse.Namespace, data: str, steps: int = 40, rounds: int = 5) -> dict[str, Any]:
@@ -62,7 +65,7 @@ def speed(arguments: argparse.Namespace, data: str, steps: int = 40, rounds: int
     plan = make_plan(arguments.model, data, settings(arguments), arguments.device)
     config = plan.config(plan.whole)
     world = World(0, 1, torch.device(arguments.device))
-    parts = build(config, world)
+    parts = build(config, world, plan.inputs(plan.whole))
     still = parts.loader[0]
     real = parts.loader.steps(0, 10**6)
     batches: dict[str, Callable[[], Any]] = {"synthetic": lambda: still, "real": lambda: next(real)}

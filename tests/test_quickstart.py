@@ -20,9 +20,10 @@ def test_it_compares_and_leaves_a_model(tmp_path: Path, monkeypatch: pytest.Monk
         lambda recipe, changes, **rest: real(recipe, [*changes, *short], **rest),
     )
     result = quickstart.quickstart(tmp_path / "quick")
-    assert [row["labels"] for row in result["accuracy"]] == list(quickstart.LABELS)
-    assert [row["seeds"] for row in result["accuracy"]] == [3, 1]
-    assert vitkit.load(result["model"]).class_names == tuple("0123456789")
+    assert [row.labels for row in result.accuracy] == list(quickstart.LABELS)
+    assert [row.seeds for row in result.accuracy] == [3, 1]
+    assert vitkit.load(result.model).class_names == tuple("0123456789")
+    assert set(result.to_json()["accuracy"][0]) == {"labels", "seeds", "pre-trained", "scratch"}
     assert quickstart.quickstart(tmp_path / "quick") == result  # the runs are done already
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from vitkit.notes import Note, kind_of
-from vitkit.results import Result
+from vitkit.results import Result, from_json
 
 
 class Bad(NamedTuple):
@@ -56,6 +57,21 @@ def test_a_result_becomes_plain_json() -> None:
     }
     assert type(document["notes"][0]) is str
     assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+@dataclass(frozen=True)
+class Kept(Result):
+    row: Row | None
+    by_name: Mapping[str, Row]
+    rows: tuple[Row, ...] = ()
+    best: float | None = None
+
+
+def test_a_result_is_read_back_from_its_json() -> None:
+    row = Row("cat", 0.5)
+    for kept in (Kept(row, {"a": row}, (row, row), 0.25), Kept(None, {})):
+        assert from_json(Kept, {**kept.to_json(), "of another program": 1}) == kept
+    assert from_json(Kept, {"row": None, "by_name": {}}) == Kept(None, {})
 
 
 def test_a_result_is_frozen() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from vitkit.results import Result
 from vitkit.training.log import Listener, Silent
 from vitkit.training.run import TrainResult, train
 
@@ -17,9 +18,29 @@ LABELS = {
 }
 
 
+@dataclass(frozen=True)
+class QuickstartRow(Result):
+    """Mean accuracy over seeds, by where training starts."""
+
+    labels: str
+    seeds: int
+    pre_trained: float = field(metadata={"json": "pre-trained"})
+    scratch: float
+
+
+@dataclass(frozen=True)
+class QuickstartResult(Result):
+    """What `vit quickstart --json` prints."""
+
+    accuracy: tuple[QuickstartRow, ...]
+    model: str
+    next: tuple[str, ...]
+    "Commands to try."
+
+
 def quickstart(
     folder: str | Path = "runs/quickstart", *, force: bool = False, listener: Listener | None = None
-) -> dict[str, Any]:
+) -> QuickstartResult:
     """Return the accuracy on digits' test split of a pre-trained model and of the same from scratch."""
     folder, listener = Path(folder), listener or Silent()
 
@@ -28,12 +49,12 @@ def quickstart(
         result = train(recipe, changes, run=str(folder / name), device="cpu", force=force, listener=listener)
         assert result is not None  # one process
         if result.status == "stopped":
-            listener.note("stopped; the same command goes on")
+            listener.note("stopped; run the same command again to resume")
             raise KeyboardInterrupt
         return result
 
     run("shapes", "shapes", "duration=2.5 epochs")
-    rows: list[dict[str, Any]] = []
+    rows: list[QuickstartRow] = []
     for labels, (data, duration) in LABELS.items():
         found: dict[str, list[float]] = {"pre-trained": [], "scratch": []}
         for seed in SEEDS if "{seed}" in data else SEEDS[:1]:
@@ -43,15 +64,12 @@ def quickstart(
                     changes.append(f"model.name={folder / 'shapes'}")
                 name = f"digits-{start}-{labels.split()[0]}-{seed}"
                 accuracies.append(run(name, "digits", *changes).metrics["test/accuracy"] or 0.0)
-        means = {start: statistics.mean(accuracies) for start, accuracies in found.items()}
-        rows.append({"labels": labels, "seeds": len(found["scratch"]), **means})
+        pre_trained, scratch = (statistics.mean(found[start]) for start in ("pre-trained", "scratch"))
+        rows.append(QuickstartRow(labels, len(found["scratch"]), pre_trained, scratch))
     model = folder / f"digits-pre-trained-all-{SEEDS[0]}"
-    return {
-        "accuracy": rows,
-        "model": str(model / "model"),
-        "next": [
-            f"vit report {model}",
-            "vit data digits:test --out digits.png",
-            "vit train cifar10_cct7 --explain",
-        ],
-    }
+    commands = (
+        f"vit report {model}",
+        "vit data digits:test --out digits.png",
+        "vit train cifar10_cct7 --explain",
+    )
+    return QuickstartResult(tuple(rows), str(model / "model"), commands)

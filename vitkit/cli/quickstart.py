@@ -22,14 +22,14 @@ def quickstart(
     with follow() as listener:
         result = run(out, force=force, listener=listener)
     if json:
-        print_json(result)
+        print_json(result.to_json())
         return
     rows = [
-        [row["labels"], f"{row['pre-trained']:.1%}", f"{row['scratch']:.1%}", str(row["seeds"])]
-        for row in result["accuracy"]
+        [row.labels, f"{row.pre_trained:.1%}", f"{row.scratch:.1%}", str(row.seeds)]
+        for row in result.accuracy
     ]
     columns = ["digits, test accuracy", "pre-trained on shapes", "from scratch", "seeds"]
     print_table(None, columns, rows, right=columns[1:])
-    note(f"model: {result['model']}\nnext:")
-    for command in result["next"]:
+    note(f"model: {result.model}\nnext:")
+    for command in result.next:
         note(f"  {command}")
