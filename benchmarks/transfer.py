@@ -40,9 +40,9 @@ def frozen(arguments: argparse.Namespace, data: str) -> dict[str, Any]:
     """Return few-shot, nearest-neighbour and probe accuracy."""
     options: dict[str, Any] = {"batch_size": 256, "device": arguments.device}
     return {
-        "fewshot": fewshot(arguments.model, data, **options),
-        "knn": knn(arguments.model, data, k=[10, 20, 50], **options),
-        "probe": probe(arguments.model, data, **options),
+        "fewshot": fewshot(arguments.model, data, **options).to_json(),
+        "knn": knn(arguments.model, data, k=[10, 20, 50], **options).to_json(),
+        "probe": probe(arguments.model, data, **options).to_json(),
     }
 
 

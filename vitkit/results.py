@@ -18,7 +18,8 @@ R = TypeVar("R", bound="Result")
 class Result:
     """Base of what verbs return, and of their rows.
 
-    A field is a key of the document under its own name, or under metadata["json"] where that is no Python name.
+    A field is a key of the document under its own name, or under metadata["json"] where that is no Python name. With
+    metadata["optional"] the document has the key only where there is a value.
     """
 
     def to_json(self) -> dict[str, Any]:
@@ -26,6 +27,7 @@ class Result:
         return {
             field.metadata.get("json", field.name): as_json(getattr(self, field.name))
             for field in dataclasses.fields(self)
+            if not field.metadata.get("optional") or getattr(self, field.name) is not None
         }
 
 

@@ -40,12 +40,12 @@ def test_tables(vit: Callable[..., Any], model: str) -> None:
     assert lines[0] == f"{model} on {DATA}: 60 images, 12 classes"
     values = {line.rsplit(maxsplit=1)[0].strip(): line.rsplit(maxsplit=1)[1] for line in lines[2:8]}
     assert values == {
-        "top-1 accuracy": f"{found['accuracy']:.2%}",
-        "top-5 accuracy": f"{found['top_5_accuracy']:.2%}",
-        "balanced accuracy": f"{found['balanced_accuracy']:.2%}",
-        "macro F1": f"{found['macro_f1']:.2%}",
-        "calibration error (15 equal bins)": f"{found['calibration_error']:.2%}",
-        "loss": f"{found['loss']:.4f}",
+        "top-1 accuracy": f"{found.accuracy:.2%}",
+        "top-5 accuracy": f"{found.top_5_accuracy:.2%}",
+        "balanced accuracy": f"{found.balanced_accuracy:.2%}",
+        "macro F1": f"{found.macro_f1:.2%}",
+        "calibration error (15 equal bins)": f"{found.calibration_error:.2%}",
+        "loss": f"{found.loss:.4f}",
     }
     assert lines[8].split() == "class images accuracy precision F1 most often taken for".split()
     accuracies = [float(line.split("%")[0].split()[-1]) for line in lines[9:-1]]
@@ -62,7 +62,7 @@ def test_json(vit: Callable[..., Any], model: str, tmp_path: Path) -> None:
     document = json.loads(answer.out)
     assert document["classes"] == 10
     assert document == json.loads((out / "results.json").read_text())
-    assert document | {"files": []} == evaluate(model, DATA, device="cpu", classes="data")
+    assert document | {"files": []} == evaluate(model, DATA, device="cpu", classes="data").to_json()
     again = vit("eval", model, DATA, "--out", str(out))
     assert (again.status, again.out) == (2, "")
     assert again.err == f"error: {out}/confusion.png exists; --force overwrites it, or take another --out\n"

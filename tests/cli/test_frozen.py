@@ -43,11 +43,11 @@ def test_fewshot(vit: Callable[..., Any]) -> None:
     assert lines[0][:4] == ["mu/16,", "digits:train[:300]", "to", "digits:test"]
     assert lines[1] == ["shots", "accuracy", "std", "l2"]
     expected = fewshot("mu/16", "digits:train[:300]", shots=(1, 5), seeds=2, **SETTINGS)
-    for line, row in zip(lines[2:4], expected["results"], strict=True):
-        assert line == [str(row["shots"]), f"{row['accuracy']:.2%}", f"{row['std']:.2%}", "1024"]
+    for line, row in zip(lines[2:4], expected.results, strict=True):
+        assert line == [str(row.shots), f"{row.accuracy:.2%}", f"{row.std:.2%}", "1024"]
     assert "mu/16 is untrained" in answer.err and "digits: took 'test'" in answer.err
     document = json.loads(vit("fewshot", *COMMON, *flags, "--json").out)
-    assert timeless(document) == timeless(expected)
+    assert timeless(document) == timeless(expected.to_json())
     alone = vit("fewshot", *COMMON, "--shots", "1", "--seeds", "1", "--l2", "sweep", "--json")
     [row] = json.loads(alone.out)["results"]
     assert row["std"] is None and len(row["sweep"]) == 30
@@ -57,8 +57,8 @@ def test_probe(vit: Callable[..., Any]) -> None:
     answer = vit("probe", *COMMON)
     assert answer.status == 0, answer.err
     expected = probe("mu/16", "digits:train[:300]", **SETTINGS)
-    assert f"{expected['accuracy']:.2%}" in answer.out and expected["protocol"] in answer.out
-    assert timeless(json.loads(vit("probe", *COMMON, "--json").out)) == timeless(expected)
+    assert f"{expected.accuracy:.2%}" in answer.out and expected.protocol in answer.out
+    assert timeless(json.loads(vit("probe", *COMMON, "--json").out)) == timeless(expected.to_json())
     fixed = json.loads(vit("probe", *COMMON, "--json", "--l2", "0.5", "--evaluate", "digits:val").out)
     assert (fixed["l2"], fixed["test"], fixed["num_test"]) == (0.5, "digits:val", 258)
 
@@ -67,15 +67,15 @@ def test_knn(vit: Callable[..., Any]) -> None:
     answer = vit("knn", *COMMON, "--k", "1,20", "--temperature", "0.07,0.2")
     assert answer.status == 0, answer.err
     expected = knn("mu/16", "digits:train[:300]", k=[1, 20], temperature=[0.07, 0.2], **SETTINGS)
-    assert [(row["k"], row["temperature"]) for row in expected["results"]] == [
+    assert [(row.k, row.temperature) for row in expected.results] == [
         *((1, 0.07), (1, 0.2)),
         *((20, 0.07), (20, 0.2)),
     ]
     lines = [line.split() for line in answer.out.splitlines() if line.strip(" ─")]
-    for line, row in zip(lines[2:6], expected["results"], strict=True):
-        assert line == [str(row["k"]), f"{row['temperature']:g}", f"{row['accuracy']:.2%}"]
+    for line, row in zip(lines[2:6], expected.results, strict=True):
+        assert line == [str(row.k), f"{row.temperature:g}", f"{row.accuracy:.2%}"]
     document = json.loads(vit("knn", *COMMON, "--json").out)
-    assert document["results"] == knn("mu/16", "digits:train[:300]", **SETTINGS)["results"]
+    assert document["results"] == knn("mu/16", "digits:train[:300]", **SETTINGS).to_json()["results"]
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ def test_the_page_runs(vit: Callable[..., Any], tmp_path: Path, monkeypatch: pyt
         if kind == "python":
             small = re.sub(r'"Ti/16@[^"]*"', '"mu/16"', block).replace('"cifar10"', '"digits"')
             exec(small, names)
-    assert 0 < names["result"]["results"][0]["accuracy"] < 1
+    assert 0 < names["result"].results[0].accuracy < 1
     assert names["accuracy"] > 0.8

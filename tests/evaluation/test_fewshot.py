@@ -11,14 +11,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from sklearn.base import clone
 
+import vitkit
 from vitkit.data.open import open_data
 from vitkit.data.sources.source import choose_shots
 from vitkit.errors import InputError
-from vitkit.evaluation.features import load_frozen
-from vitkit.evaluation.fewshot import SWEEP, FewShot, FewShotEvaluator, choose_l2, fewshot
+from vitkit.evaluation.features import frozen_features, load_frozen
+from vitkit.evaluation.fewshot import SWEEP, FewShot, FewShotEvaluator, as_protocol, choose_l2, fewshot
 from vitkit.evaluation.passes import SourcePass
+from vitkit.models.configs import Preprocessing
+from vitkit.predictor import Predictor
 from vitkit.world import World
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fewshot_lsr.npz"
@@ -162,17 +166,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_whole_protocol() -> None:
     """Features, choice of images and solution, each done again by hand."""
     result = fewshot("mu/16", "digits", shots=(2, 5), seeds=3, image_size=32, device="cpu")
-    assert (result["train"], result["test"]) == ("digits:train", "digits:test")
-    assert (result["num_classes"], result["num_train"], result["num_test"]) == (10, 1157, 382)
-    assert any("is untrained" in note for note in result["notes"])
+    assert (result.train, result.test) == ("digits:train", "digits:test")
+    assert (result.num_classes, result.num_train, result.num_test) == (10, 1157, 382)
+    assert any("is untrained" in note for note in result.notes)
     predictor = load_frozen("mu/16", "cpu", 32)
     train, test = open_data("digits:train"), open_data("digits:test")
     x, x_test = (
         SourcePass(source, predictor.preprocessing, world=ALONE).features(predictor.model).values
         for source in (train, test)
     )
-    for row, shots in zip(result["results"], (2, 5), strict=True):
-        assert (row["shots"], row["l2"]) == (shots, 1024.0)
+    for row, shots in zip(result.results, (2, 5), strict=True):
+        assert (row.shots, row.l2) == (shots, 1024.0)
         accuracies = []
         for seed in range(3):
             rows = choose_shots(train.labels, shots, seed, train.class_names)
@@ -181,26 +185,26 @@ def test_the_whole_protocol() -> None:
             z = (x_test - chosen.mean(0)) / (chosen.std(0) + 1e-5)
             answers = np.hstack([z, np.full((len(z), 1), 100.0)]) @ weights
             accuracies.append(np.mean(answers.argmax(1) == test.labels))
-        assert row["accuracies"] == pytest.approx(accuracies, abs=1.1 / 382)  # an image may lie on an edge
-        assert row["accuracy"] == pytest.approx(np.mean(row["accuracies"]))
-        assert row["std"] == pytest.approx(np.std(row["accuracies"], ddof=1))
+        assert row.accuracies == pytest.approx(accuracies, abs=1.1 / 382)  # an image may lie on an edge
+        assert row.accuracy == pytest.approx(np.mean(row.accuracies))
+        assert row.std == pytest.approx(np.std(row.accuracies, ddof=1))
     evaluator = FewShotEvaluator(train, test, predictor.preprocessing, shots=5, seeds=3, world=ALONE)
     found = evaluator.run(predictor.model)
-    assert found == {"fewshot_5": pytest.approx(result["results"][1]["accuracy"], abs=1.1 / 382)}
+    assert found == {"fewshot_5": pytest.approx(result.results[1].accuracy, abs=1.1 / 382)}
 
 
 @pytest.mark.usefixtures("cache")
 def test_the_sweep_reports_the_best_and_says_how() -> None:
     result = fewshot("mu/16", "digits", shots=(3,), seeds=2, l2="sweep", image_size=32, device="cpu")
-    [row] = result["results"]
-    assert [entry["l2"] for entry in row["sweep"]] == list(SWEEP)
-    best = max(entry["accuracy"] for entry in row["sweep"])
-    assert row["accuracy"] == pytest.approx(best)
-    assert any("chosen on the images measured on" in note for note in result["notes"])
-    fixed = fewshot("mu/16", "digits", shots=(3,), seeds=2, l2=row["l2"], image_size=32, device="cpu")
-    assert fixed["results"][0]["accuracies"] == pytest.approx(row["accuracies"], abs=1.1 / 382)
+    [row] = result.results
+    assert [entry.l2 for entry in row.sweep] == list(SWEEP)
+    best = max(entry.accuracy for entry in row.sweep)
+    assert row.accuracy == pytest.approx(best)
+    assert any("chosen on the images measured on" in note for note in result.notes)
+    fixed = fewshot("mu/16", "digits", shots=(3,), seeds=2, l2=row.l2, image_size=32, device="cpu")
+    assert fixed.results[0].accuracies == pytest.approx(row.accuracies, abs=1.1 / 382)
     alone = fewshot("mu/16", "digits", shots=(3,), seeds=1, image_size=32, device="cpu")
-    assert alone["results"][0]["std"] is None
+    assert alone.results[0].std is None
 
 
 @pytest.mark.parametrize(
@@ -237,3 +241,41 @@ def test_a_thousand_classes_take_seconds() -> None:
     fitted = FewShot().fit(x, y)
     assert time.process_time() - began < 60
     assert fitted.score(x[::50], y[::50]) > 0.9
+
+
+def test_the_protocols_own_preprocessing(tmp_path: Path) -> None:
+    """Squashed to 256x256 by Pillow, the centre of 224 cut out, values from -1 to 1: by hand."""
+    random = np.random.default_rng(0)
+    for number in range(12):
+        folder = tmp_path / ("train" if number < 8 else "test") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = Image.fromarray(random.integers(0, 256, (20, 30, 3), np.uint8))
+        pixels.resize((450, 300), Image.Resampling.BICUBIC).save(folder / f"{number:02}.png")
+    shape: dict[str, Any] = dict(width=16, depth=1, heads=2, mlp_width=16, num_classes=0)
+    torch.manual_seed(0)
+    network = vitkit.create_model("Ti/16", **shape).eval()
+    model = Predictor(network, Preprocessing(224, crop_fraction=0.9, mean=(0.4,) * 3, std=(0.2,) * 3), ())
+    options: dict[str, Any] = dict(shots=(4,), seeds=1, l2=1.0, evaluate=f"{tmp_path}/test:all")
+    found = fewshot(model, f"{tmp_path}/train:all", preprocessing="protocol", **options)
+    assert found.protocol.endswith("images squashed to 256x256, central 224x224, values from -1 to 1")
+
+    def by_hand(path: Path) -> np.ndarray:
+        with Image.open(path) as image:
+            small = image.resize((256, 256), Image.Resampling.BILINEAR).crop((16, 16, 240, 240))
+        values = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None] / 127.5 - 1
+        with torch.no_grad():
+            return network.features(values)[0].numpy()
+
+    files = [sorted((tmp_path / split).rglob("*.png")) for split in ("train", "test")]
+    x, x_test = (np.stack([by_hand(path) for path in paths]) for paths in files)
+    y, y_test = (np.array([path.parent.name == "b" for path in paths]) for paths in files)
+    expected = FewShot(1.0).fit(x, y).predict(x_test) == y_test
+    assert found.results[0].accuracy == expected.mean()
+    predictor, pipeline = as_protocol(model)
+    ours = frozen_features(predictor, f"{tmp_path}/test:all", cache=False, pipeline=pipeline).x
+    np.testing.assert_allclose(ours, x_test, atol=0.02)
+    assert np.abs(frozen_features(model, f"{tmp_path}/test:all", cache=False).x - x_test).max() > 0.1
+    said = fewshot(model, f"{tmp_path}/train:all", **options).protocol
+    assert said.endswith("images prepared as the model states it")
+    with pytest.raises(InputError, match="preprocessing is 'paper'; expected model, protocol"):
+        fewshot(model, f"{tmp_path}/train:all", preprocessing="paper", **options)  # type: ignore[arg-type]

@@ -123,12 +123,12 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         SourcePass(source, predictor.preprocessing, world=ALONE).features(predictor.model).values
         for source in (train, test)
     )
-    for row, k in zip(result["results"], (5, 20), strict=True):
+    for row, k in zip(result.results, (5, 20), strict=True):
         expected = reference(x, train.labels, k, 0.07).score(x_test, test.labels)
-        assert (row["k"], row["temperature"]) == (k, 0.07)
-        assert row["accuracy"] == pytest.approx(expected, abs=2.1 / 382)  # rounding may turn an image
+        assert (row.k, row.temperature) == (k, 0.07)
+        assert row.accuracy == pytest.approx(expected, abs=2.1 / 382)  # rounding may turn an image
     evaluator = KNNEvaluator(train, test, predictor.preprocessing, k=20, world=ALONE)
     found = evaluator.run(predictor.model)
-    assert found == {"knn_20": pytest.approx(result["results"][1]["accuracy"], abs=1.1 / 382)}
+    assert found == {"knn_20": pytest.approx(result.results[1].accuracy, abs=1.1 / 382)}
     with pytest.raises(InputError, match="k is 1158; expected 1 to 1,157"):
         knn("mu/16", "digits", k=1158)

@@ -25,31 +25,36 @@ def test_an_answer_that_is_right_for_two_classes_counts_for_the_images_own() -> 
     assert measured.predictions.tolist() == [0, 1, 0, 1, 2]  # 2: an answer of neither
     assert measured.matrix.tolist() == [[1, 1, 0], [1, 1, 1]]
     found = measured.numbers()
-    assert found["confusion"] == {"a": {"a": 1, "b": 1}, "b": {"a": 1, "b": 1, "other classes": 1}}
-    assert found["accuracy"] == 0.4 and found["top_5_accuracy"] is None
-    assert [row["precision"] for row in found["per_class"]] == [0.5, 0.5]
-    assert found["balanced_accuracy"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert found.confusion == {"a": {"a": 1, "b": 1}, "b": {"a": 1, "b": 1, "other classes": 1}}
+    assert found.accuracy == 0.4 and found.top_5_accuracy is None
+    assert [row.precision for row in found.per_class] == [0.5, 0.5]
+    assert found.balanced_accuracy == pytest.approx((1 / 2 + 1 / 3) / 2)
 
 
 def test_classes_without_images_are_not_reported() -> None:
     measured = Measured(np.eye(3, dtype=np.float32), source([0, 0, 2], "a", "b", "c"))
     found = measured.numbers()
-    assert [row["class"] for row in found["per_class"]] == ["a", "c"]
-    assert found["confusion"] == {"a": {"a": 1, "b": 1}, "c": {"c": 1}}
-    assert found["balanced_accuracy"] == 0.75
+    assert [row.name for row in found.per_class] == ["a", "c"]
+    assert found.confusion == {"a": {"a": 1, "b": 1}, "c": {"c": 1}}
+    assert found.balanced_accuracy == 0.75
 
 
 def test_a_class_that_is_never_the_answer_has_no_precision() -> None:
     logits = np.array([[1, 0], [1, 0]], np.float32)
-    rows = Measured(logits, source([0, 1], "a", "b")).numbers()["per_class"]
-    assert rows[1] == {"class": "b", "images": 1, "recall": 0.0, "precision": None, "f1": 0.0}
+    rows = Measured(logits, source([0, 1], "a", "b")).numbers().per_class
+    assert rows is not None
+    assert rows[1].to_json() == {"class": "b", "images": 1, "recall": 0.0, "precision": None, "f1": 0.0}
 
 
 def test_images_without_any_label_have_no_mean() -> None:
     several = source([0, 0], "a", "b")
     several.labels = np.zeros((2, 2), bool)
     found = Measured(np.zeros((2, 2), np.float32), several).numbers()
-    assert found == {"mean_average_precision": None, "loss": pytest.approx(2 * np.log(2)), "per_class": []}
+    assert found.to_json() == {
+        "mean_average_precision": None,
+        "loss": pytest.approx(2 * np.log(2)),
+        "per_class": [],
+    }
 
 
 def test_memory_stays_near_that_of_the_logits() -> None:

@@ -137,12 +137,12 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, test = open_data("digits:train"), open_data("digits:test")
     x, x_test = (frozen_features(predictor, source).x for source in (train, test))
     expected = reference(x, train.labels, 0.1).score(x_test.astype(np.float64), test.labels)
-    assert result["accuracy"] == pytest.approx(expected, abs=1.1 / 382)
-    assert (result["l2"], result["grid"], result["converged"]) == (0.1, [], True)
+    assert result.accuracy == pytest.approx(expected, abs=1.1 / 382)
+    assert (result.l2, result.grid, result.converged) == (0.1, (), True)
     evaluator = ProbeEvaluator(train, test, predictor.preprocessing, l2=0.1, world=ALONE)
-    assert evaluator.run(predictor.model) == {"probe": pytest.approx(result["accuracy"], abs=2.1 / 382)}
+    assert evaluator.run(predictor.model) == {"probe": pytest.approx(result.accuracy, abs=2.1 / 382)}
     chosen = probe("mu/16", "digits", image_size=32, device="cpu")
-    assert [row["l2"] for row in chosen["grid"]] == list(GRID) and chosen["l2"] in GRID
+    assert [row.l2 for row in chosen.grid] == list(GRID) and chosen.l2 in GRID
 
 
 @pytest.mark.parametrize(

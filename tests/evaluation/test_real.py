@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from vitkit.data.sources.source import Files
 from vitkit.errors import InputError
-from vitkit.evaluation.real import read_real, real_accuracy, validation_numbers
+from vitkit.evaluation.real import RealAccuracy, read_real, real_accuracy, validation_numbers
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet" / "real.json"
 
@@ -45,9 +45,9 @@ def test_accuracy_is_the_references(seed: int, empty: float) -> None:
     predictions = random.integers(0, 9, 25)
     source = files([f"val/n0{number % 4}/{name}" for number, name in enumerate(names)])
     found = real_accuracy(predictions, validation_numbers(source), lists)
-    assert found["accuracy"] == reference(dict(zip(names, predictions.tolist(), strict=True)), lists)
-    assert found["images"] == sum(bool(lists[number]) for number in numbers)
-    assert found["images"] + found["left_out"] == 25
+    assert found.accuracy == reference(dict(zip(names, predictions.tolist(), strict=True)), lists)
+    assert found.images == sum(bool(lists[number]) for number in numbers)
+    assert found.images + found.left_out == 25
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="needs the shared real.json")
@@ -61,11 +61,7 @@ def test_the_real_file() -> None:
     first = [[], [970, 795], [230, 231], [809], [516, 850], [57], [334], [700], [674], [332]]
     assert lists[:10] == first
     best = np.array([labels[0] if labels else 0 for labels in lists])
-    assert real_accuracy(best, np.arange(50_000), lists) == {
-        "accuracy": 1.0,
-        "images": 46_837,
-        "left_out": 3163,
-    }
+    assert real_accuracy(best, np.arange(50_000), lists) == RealAccuracy(1.0, 46_837, 3163)
 
 
 def write(path: Path, value: Any) -> Path:

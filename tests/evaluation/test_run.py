@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vitkit.data.images import prepare
 from vitkit.errors import InputError
 from vitkit.evaluation.imagenet import WORDNET_IDS
 from vitkit.evaluation.measured import measure
+from vitkit.evaluation.real import RealAccuracy
 from vitkit.evaluation.run import evaluate
 from vitkit.models.configs import Preprocessing
 
@@ -91,38 +93,36 @@ def test_the_numbers_are_sklearns(model: str, photos: str) -> None:
     logits, folders = logits_of(model, photos)
     labels, predictions = np.array([NAMES.index(name) for name in folders]), logits.argmax(1)
     probabilities = torch.from_numpy(logits).double().softmax(1).numpy()
-    assert (found["images"], found["left_out"], found["classes"]) == (33, 0, 7)
-    assert found["accuracy"] == pytest.approx((predictions == labels).mean())
+    assert (found.images, found.left_out, found.classes) == (33, 0, 7)
+    assert found.accuracy == pytest.approx((predictions == labels).mean())
     expected = sklearn.top_k_accuracy_score(labels, logits, k=5, labels=range(7))
-    assert found["top_5_accuracy"] == pytest.approx(expected)
-    assert found["loss"] == pytest.approx(sklearn.log_loss(labels, probabilities, labels=range(7)), rel=1e-4)
+    assert found.top_5_accuracy == pytest.approx(expected)
+    assert found.loss == pytest.approx(sklearn.log_loss(labels, probabilities, labels=range(7)), rel=1e-4)
     present = [NAMES.index(name) for name in ("bee", "cow", "gnu")]
     scores = sklearn.precision_recall_fscore_support(labels, predictions, labels=present, zero_division=0)
-    assert [row["class"] for row in found["per_class"]] == ["bee", "cow", "gnu"]
-    for place, row in enumerate(found["per_class"]):
-        assert (row["precision"] or 0, row["recall"], row["f1"]) == pytest.approx(
-            [part[place] for part in scores[:3]]
-        )
-        assert row["images"] == scores[3][place]
-    assert found["balanced_accuracy"] == pytest.approx(scores[1].mean())
-    assert found["macro_f1"] == pytest.approx(scores[2].mean())
-    assert sum(found["confusion"]["bee"].values()) == 14
+    assert [row.name for row in found.per_class] == ["bee", "cow", "gnu"]
+    for place, row in enumerate(found.per_class):
+        assert (row.precision or 0, row.recall, row.f1) == pytest.approx([part[place] for part in scores[:3]])
+        assert row.images == scores[3][place]
+    assert found.balanced_accuracy == pytest.approx(scores[1].mean())
+    assert found.macro_f1 == pytest.approx(scores[2].mean())
+    assert sum(found.confusion["bee"].values()) == 14
     matrix = sklearn.confusion_matrix(labels, predictions, labels=range(7))
-    counts = {(a, b): n for a, row in found["confusion"].items() for b, n in row.items()}
+    counts = {(a, b): n for a, row in found.confusion.items() for b, n in row.items()}
     assert counts == {(NAMES[i], NAMES[j]): matrix[i, j] for i, j in np.argwhere(matrix > 0)}
-    assert said == found["notes"]
+    assert tuple(said) == found.notes
     assert "no image of 4 of the 7 classes" in said[-1]
     assert done[-1] == (33, 33) and len(done) == 5
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert "real" not in found and found["files"] == []
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False)) == found.to_json()
+    assert "real" not in found.to_json() and found.files == ()
 
 
 def test_answers_among_the_datas_classes_alone(model: str, photos: str) -> None:
     found = evaluate(model, f"{photos}:all", device="cpu", classes="data")
     logits, folders = logits_of(model, photos)
     chosen = [("bee", "cow", "gnu")[place] for place in logits[:, [1, 2, 6]].argmax(1)]
-    assert found["accuracy"] == pytest.approx(np.mean([a == b for a, b in zip(chosen, folders, strict=True)]))
-    assert found["classes"] == 3 and found["top_5_accuracy"] is None
+    assert found.accuracy == pytest.approx(np.mean([a == b for a, b in zip(chosen, folders, strict=True)]))
+    assert found.classes == 3 and found.top_5_accuracy is None
 
 
 def test_a_mapping_to_several(model: str, photos: str, tmp_path: Path) -> None:
@@ -136,28 +136,28 @@ def test_a_mapping_to_several(model: str, photos: str, tmp_path: Path) -> None:
         for place, name in zip(logits.argmax(1), folders, strict=True)
         if name != "cow"
     ]
-    assert (found["images"], found["left_out"], found["classes"]) == (23, 10, 7)
-    assert found["accuracy"] == pytest.approx(np.mean([is_right for is_right, _ in answers]))
-    by_class = {row["class"]: row["recall"] for row in found["per_class"]}
+    assert (found.images, found.left_out, found.classes) == (23, 10, 7)
+    assert found.accuracy == pytest.approx(np.mean([is_right for is_right, _ in answers]))
+    by_class = {row.name: row.recall for row in found.per_class}
     for name in right:
         assert by_class[name] == pytest.approx(
             np.mean([is_right for is_right, other in answers if other == name])
         )
-    others = sum(row.get("other classes", 0) for row in found["confusion"].values())
+    others = sum(row.get("other classes", 0) for row in found.confusion.values())
     both = sum(
         place not in (0, 1, 2, 6) and name != "cow"
         for place, name in zip(logits.argmax(1), folders, strict=True)
     )
     assert others == both > 0
-    assert "left out 10 images of 1 class that the mapping leaves open: cow" in found["notes"]
+    assert "left out 10 images of 1 class that the mapping leaves open: cow" in found.notes
 
 
 def test_a_loaded_model_and_an_open_source(model: str, photos: str) -> None:
     strings = evaluate(model, f"{photos}:all", device="cpu")
     predictor, source = vitkit.load(model, device="cpu"), vitkit.open_data(f"{photos}:all")
     objects = evaluate(predictor, source)
-    assert objects["weights_sha256"] is None
-    assert {**objects, "weights_sha256": strings["weights_sha256"]} == strings
+    assert objects.weights_sha256 is None
+    assert replace(objects, weights_sha256=strings.weights_sha256) == strings
     assert message(predictor, source, image_size=16).endswith(
         "is loaded already: give image_size to vitkit.load"
     )
@@ -165,11 +165,11 @@ def test_a_loaded_model_and_an_open_source(model: str, photos: str) -> None:
 
 def test_splits(model: str, tmp_path: Path) -> None:
     paint(tmp_path / "set" / "val", {"cow": 12, "bee": 20})
-    assert evaluate(model, f"{tmp_path}/set:val", device="cpu")["images"] == 32
+    assert evaluate(model, f"{tmp_path}/set:val", device="cpu").images == 32
     # A folder named val is taken whole; other folders without splits give the tenth that no training has seen.
-    assert evaluate(model, f"{tmp_path}/set/val", device="cpu")["images"] == 32
+    assert evaluate(model, f"{tmp_path}/set/val", device="cpu").images == 32
     paint(tmp_path / "photos", {"cow": 12, "bee": 20})
-    assert evaluate(model, f"{tmp_path}/photos", device="cpu")["images"] == 3
+    assert evaluate(model, f"{tmp_path}/photos", device="cpu").images == 3
 
 
 @pytest.fixture
@@ -194,10 +194,10 @@ def test_several_labels(model: str, several: str, tmp_path: Path) -> None:
     predictor = vitkit.load(model, device="cpu")
     logits = measure(predictor.model, source, predictor.preprocessing).logits
     expected = sklearn.average_precision_score(source.labels[:, :4], logits[:, :4], average=None)
-    assert [row["class"] for row in found["per_class"]] == list(NAMES[:4])
-    assert [row["average_precision"] for row in found["per_class"]] == pytest.approx(expected)
-    assert found["mean_average_precision"] == pytest.approx(expected.mean())
-    assert [Path(file).name for file in found["files"]] == ["results.json"]
+    assert [row.name for row in found.per_class] == list(NAMES[:4])
+    assert [row.average_precision for row in found.per_class] == pytest.approx(expected)
+    assert found.mean_average_precision == pytest.approx(expected.mean())
+    assert [Path(file).name for file in found.files] == ["results.json"]
     (tmp_path / "m.json").write_text('{"ant": 1}')
     assert message(model, several, mapping=tmp_path / "m.json").endswith(
         "has images with several labels; --mapping is for one label each"
@@ -207,11 +207,11 @@ def test_several_labels(model: str, several: str, tmp_path: Path) -> None:
 def test_out(model: str, photos: str, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     found = evaluate(model, f"{photos}:all", device="cpu", out=out)
-    assert found["files"] == [str(out / name) for name in ("confusion.png", "mistakes.png", "results.json")]
+    assert found.files == tuple(str(out / name) for name in ("confusion.png", "mistakes.png", "results.json"))
     assert sorted(path.name for path in out.iterdir()) == ["confusion.png", "mistakes.png", "results.json"]
-    assert json.loads((out / "results.json").read_text()) == found
+    assert json.loads((out / "results.json").read_text()) == found.to_json()
     weights = Path(model, "model.safetensors").read_bytes()
-    assert (found["weights_sha256"], found["image_size"]) == (hashlib.sha256(weights).hexdigest(), [8, 8])
+    assert (found.weights_sha256, found.image_size) == (hashlib.sha256(weights).hexdigest(), (8, 8))
     for name in ("confusion.png", "mistakes.png"):
         with Image.open(out / name) as picture:
             assert min(picture.size) > 200
@@ -243,17 +243,17 @@ def test_real_labels(tmp_path: Path) -> None:
     real.write_text(json.dumps(lists))
     found = evaluate(model, val, device="cpu", real=real)
     # Numbers 0, 4, ..., 28 have no label, 3, 7, ..., 27 a wrong one.
-    assert found["real"] == {"accuracy": pytest.approx(15 / 22), "images": 22, "left_out": 8}
-    assert len(found["per_class"]) == 5
+    assert found.real == RealAccuracy(pytest.approx(15 / 22), images=22, left_out=8)
+    assert len(found.per_class) == 5
     flat = tmp_path / "flat"
     flat.mkdir()
     for path in paths:
         path.rename(flat / path.name)
     alone = evaluate(model, str(flat), device="cpu", real=real, out=tmp_path / "out")
-    assert alone["real"] == found["real"]
-    assert "accuracy" not in alone and [Path(file).name for file in alone["files"]] == ["results.json"]
-    assert f"{flat}: no class folders; nothing is measured but ReaL's accuracy" in alone["notes"]
-    assert evaluate(model, f"{flat}[:2]", device="cpu", real=real)["real"]["images"] == 1
+    assert alone.real == found.real
+    assert "accuracy" not in alone.to_json() and [Path(file).name for file in alone.files] == ["results.json"]
+    assert f"{flat}: no class folders; nothing is measured but ReaL's accuracy" in alone.notes
+    assert evaluate(model, f"{flat}[:2]", device="cpu", real=real).to_json()["real"]["images"] == 1
     assert message(model, str(flat)).startswith(f"{flat} holds 30 images but no class folders")
     assert message(model, str(flat), real=real, classes="data") == (
         "ReaL chooses answers among all classes: leave out --classes data"
@@ -311,7 +311,7 @@ def test_names_for_a_head_that_has_none(photos: str, tmp_path: Path) -> None:
     model = save(tmp_path / "model", tuple(f"class {number}" for number in range(3)))
     assert "have no names: --names FILE gives them" in message(model, f"{photos}:all")
     found = evaluate(model, f"{photos}:all", device="cpu", names=["gnu", "bee", "cow"])
-    assert {row["class"] for row in found["per_class"]} == {"gnu", "bee", "cow"}
+    assert {row.name for row in found.per_class} == {"gnu", "bee", "cow"}
 
 
 def test_a_model_and_a_source_measured_directly(model: str, photos: str) -> None:
@@ -321,7 +321,7 @@ def test_a_model_and_a_source_measured_directly(model: str, photos: str) -> None
     logits, _ = logits_of(model, photos)
     np.testing.assert_allclose(measured.logits, logits, atol=1e-5)
     same = evaluate(model, f"{photos}:all", device="cpu")
-    assert measured.numbers().items() <= same.items()
+    assert measured.numbers().to_json().items() <= same.to_json().items()
     wrong = measured.mistakes(5)
     confidence = measured.answers.confidence
     assert not measured.is_right[wrong].any() and (np.diff(confidence[wrong]) <= 0).all()
@@ -338,9 +338,9 @@ def test_two_processes_give_the_numbers_of_one(model: str, photos: str, several:
     with two_ranks(__file__, str(tmp_path), model, *cases):
         pass
     first, second = (json.loads((tmp_path / str(rank)).read_text()) for rank in range(2))
-    assert second == [{}, {}, {}]
+    assert second == first
     for case, found in zip(cases, first, strict=True):
-        alone = evaluate(model, case, device="cpu", batch_size=4)
+        alone = evaluate(model, case, device="cpu", batch_size=4).to_json()
         assert found.keys() == alone.keys()
         for key, value in alone.items():
             assert found[key] == (pytest.approx(value) if isinstance(value, float) else value), key
@@ -354,15 +354,15 @@ def test_86_of_99_photos_are_right(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / photo.name).symlink_to(photo)
     found = evaluate(f"Ti/16@{WEIGHTS}", tmp_path / "val", device="cpu")
-    assert (found["images"], found["classes"]) == (99, 1000)
-    assert round(found["accuracy"] * 99) == 86
-    assert 0 < found["calibration_error"] < 0.15
+    assert (found.images, found.classes) == (99, 1000)
+    assert round(found.accuracy * 99) == 86
+    assert 0 < found.calibration_error < 0.15
     alone = evaluate(f"Ti/16@{WEIGHTS}", tmp_path / "val", device="cpu", classes="data")
-    assert alone["classes"] == 99 and alone["accuracy"] > found["accuracy"]
+    assert alone.classes == 99 and alone.accuracy > found.accuracy
 
 
 def main(folder: str, model: str, *cases: str) -> None:
-    answers = [evaluate(model, case, device="cpu", batch_size=4) for case in cases]
+    answers = [evaluate(model, case, device="cpu", batch_size=4).to_json() for case in cases]
     (Path(folder) / os.environ["RANK"]).write_text(json.dumps(answers))
 
 

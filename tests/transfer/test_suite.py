@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import vitkit
 from vitkit.data.sources.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.evaluation.imagenet import WORDNET_IDS
+from vitkit.evaluation.real import RealAccuracy
 from vitkit.evaluation.run import evaluate
 from vitkit.models.names import model_config
 from vitkit.transfer import suite as module
@@ -186,7 +188,8 @@ def test_real_is_measured_on_every_seeds_model(tmp_path: Path) -> None:
     expected = []
     for model in models:
         answer = evaluate(model, "./data/imagenet:val", real="data/real.json", device="cpu")
-        expected.append(answer["real"]["accuracy"])
+        assert answer.real
+        expected.append(answer.real.accuracy)
     assert real.values == tuple(expected)
     assert real.accuracy == pytest.approx(np.mean(expected))
     assert real.std == pytest.approx(np.std(expected, ddof=1))
@@ -200,9 +203,9 @@ def test_reals_mean_and_deviation_are_its_own(
     found = iter([0.8, 0.86, 0.92])
     asked: list[str] = []
 
-    def measure(model: str, data: object, **options: Any) -> dict[str, Any]:
+    def measure(model: str, data: object, **options: Any) -> SimpleNamespace:
         asked.append(model)
-        return {"real": {"accuracy": next(found)}}
+        return SimpleNamespace(real=RealAccuracy(next(found), images=10, left_out=0))
 
     monkeypatch.setattr(module, "evaluate", measure)
     result = run_suite("./model", "paper", "./data", device="cpu", run="mine")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, Overwrite, parse_size
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from vitkit.evaluation.run import Evaluation
 
 MOST_CLASSES = 10
 
@@ -51,8 +54,9 @@ def eval(
     from vitkit.evaluation.classes import Among
     from vitkit.evaluation.run import evaluate
 
-    # torchrun's processes share one terminal, and the first alone has a bar there.
-    with progress_bar("measuring") if os.environ.get("RANK", "0") == "0" else nullcontext() as progress:
+    # torchrun's processes share one terminal, and the first alone writes there.
+    is_first = os.environ.get("RANK", "0") == "0"
+    with progress_bar("measuring") if is_first else nullcontext() as progress:
         result = evaluate(
             model,
             data,
@@ -69,52 +73,48 @@ def eval(
             progress=progress,
             announce=note,
         )
-    if not result:  # another process than the first
+    if not is_first:
         return
     if json:
         print_json(result)
     else:
         print_result(result)
-    if result["files"]:
-        note(f"written: {', '.join(result['files'])}")
+    if result.files:
+        note(f"written: {', '.join(result.files)}")
     elif not json:
         pictures = "the confusion matrix and the worst mistakes as pictures, and "
-        note(f"--out DIR writes {pictures if 'confusion' in result else ''}all results as JSON")
+        note(f"--out DIR writes {pictures if result.confusion else ''}all results as JSON")
 
 
-def print_result(result: dict[str, Any]) -> None:
+def print_result(result: Evaluation) -> None:
     """Print the overall numbers, then the worst classes."""
-    title = (
-        f"{result['model']} on {result['data']}: {result['images']:,} images, {result['classes']:,} classes"
-    )
+    title = f"{result.model} on {result.data}: {result.images:,} images, {result.classes:,} classes"
     print_table(title, ["", "value"], overall(result), right=["value"])
-    if "per_class" in result:
-        print_classes(result)
+    if result.per_class is not None:
+        print_classes(result.to_json())
 
 
-def overall(result: dict[str, Any]) -> list[list[str]]:
+def overall(result: Evaluation) -> list[list[str]]:
     """Return the rows of numbers over all images."""
-    rows = []
-    for key, words in (
-        ("accuracy", "top-1 accuracy"),
-        ("top_5_accuracy", "top-5 accuracy"),
-        ("balanced_accuracy", "balanced accuracy"),
-        ("macro_f1", "macro F1"),
-        ("calibration_error", "calibration error (15 equal bins)"),
-        ("mean_average_precision", "mean average precision"),
-    ):
-        if result.get(key) is not None:
-            rows.append([words, f"{result[key]:.2%}"])
-    if "loss" in result:
-        rows.append(["loss", f"{result['loss']:.4f}"])
-    if real := result.get("real"):
-        share = "none labelled" if real["accuracy"] is None else f"{real['accuracy']:.2%}"
-        rows.append([f"ReaL accuracy ({real['images']:,} images with labels)", share])
+    shares = {
+        "top-1 accuracy": result.accuracy,
+        "top-5 accuracy": result.top_5_accuracy,
+        "balanced accuracy": result.balanced_accuracy,
+        "macro F1": result.macro_f1,
+        "calibration error (15 equal bins)": result.calibration_error,
+        "mean average precision": result.mean_average_precision,
+    }
+    rows = [[words, f"{share:.2%}"] for words, share in shares.items() if share is not None]
+    if result.loss is not None:
+        rows.append(["loss", f"{result.loss:.4f}"])
+    if real := result.real:
+        share = "none labelled" if real.accuracy is None else f"{real.accuracy:.2%}"
+        rows.append([f"ReaL accuracy ({real.images:,} images with labels)", share])
     return rows
 
 
 def print_classes(result: dict[str, Any]) -> None:
-    """Print the classes that fare worst, and what each is taken for most often."""
+    """Print the classes of an evaluation's document that fare worst, and what each is taken for most often."""
     rows, has_several = result["per_class"], "mean_average_precision" in result
     key = "average_precision" if has_several else "recall"
     worst = sorted(rows, key=lambda row: (row[key], -row["images"]))[:MOST_CLASSES]

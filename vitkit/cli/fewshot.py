@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -22,6 +22,11 @@ from vitkit.cli.output import note, print_json, print_table
 from vitkit.cli.progress import progress_bar
 from vitkit.errors import InputError
 
+if TYPE_CHECKING:
+    from vitkit.evaluation.fewshot import FewShotResult, PreprocessingChoice
+    from vitkit.evaluation.knn import KNNResult
+    from vitkit.evaluation.probe import ProbeResult
+
 
 def fewshot(
     model: Model,
@@ -31,6 +36,10 @@ def fewshot(
     ] = "1,5,10,25",
     seeds: Seeds = 3,
     l2: Annotated[str, typer.Option(metavar="NUMBER|sweep", help="Regularisation strength.")] = "1024",
+    preprocessing: Annotated[
+        str,
+        typer.Option(metavar="model|protocol", help="Prepare images as the model or the protocol states."),
+    ] = "model",
     evaluate: Evaluate = None,
     device: Device = "auto",
     batch_size: BatchSize = 64,
@@ -53,6 +62,7 @@ def fewshot(
             shots=numbers,
             seeds=seeds,
             l2=strength,
+            preprocessing=cast("PreprocessingChoice", preprocessing),
             evaluate=evaluate,
             device=device,
             batch_size=batch_size,
@@ -61,12 +71,12 @@ def fewshot(
         )
     rows = [
         [
-            f"{row['shots']:,}",
-            f"{row['accuracy']:.2%}",
-            "" if row["std"] is None else f"{row['std']:.2%}",
-            f"{row['l2']:g}",
+            f"{row.shots:,}",
+            f"{row.accuracy:.2%}",
+            "" if row.std is None else f"{row.std:.2%}",
+            f"{row.l2:g}",
         ]
-        for row in result["results"]
+        for row in result.results
     ]
     print_measured(result, ["shots", "accuracy", "std", "l2"], rows, json)
 
@@ -80,12 +90,14 @@ def _parse_l2(text: str) -> float | Literal["sweep"]:
         raise InputError(f"--l2 is {text!r}; expected a number above 0, or sweep") from None
 
 
-def print_measured(result: dict[str, Any], columns: list[str], rows: list[list[str]], json: bool) -> None:
+def print_measured(
+    result: FewShotResult | ProbeResult | KNNResult, columns: list[str], rows: list[list[str]], json: bool
+) -> None:
     """Print what was measured of frozen features, as a table or as one JSON document."""
-    for line in result["notes"]:
+    for line in result.notes:
         note(line)
     if json:
         print_json(result)
         return
-    title = f"{result['model']}, {result['train']} to {result['test']} ({result['num_test']:,} images)"
-    print_table(title, columns, rows, result["protocol"], right=columns)
+    title = f"{result.model}, {result.train} to {result.test} ({result.num_test:,} images)"
+    print_table(title, columns, rows, result.protocol, right=columns)

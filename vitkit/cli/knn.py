@@ -56,7 +56,5 @@ def knn(
             image_size=size,
             progress=progress,
         )
-    rows = [
-        [f"{row['k']:,}", f"{row['temperature']:g}", f"{row['accuracy']:.2%}"] for row in result["results"]
-    ]
+    rows = [[f"{row.k:,}", f"{row.temperature:g}", f"{row.accuracy:.2%}"] for row in result.results]
     print_measured(result, ["k", "temperature", "accuracy"], rows, json)

@@ -41,5 +41,5 @@ def probe(
             image_size=parse_size(image_size),
             progress=progress,
         )
-    rows = [[f"{result['accuracy']:.2%}", f"{result['l2']:g}", f"{result['num_train']:,}"]]
+    rows = [[f"{result.accuracy:.2%}", f"{result.l2:g}", f"{result.num_train:,}"]]
     print_measured(result, ["accuracy", "l2", "images learned from"], rows, json)

@@ -20,6 +20,7 @@ from torch import Tensor
 from vitkit.data.cache import cache_folder
 from vitkit.data.fetch import BadImages
 from vitkit.data.open import Data, open_data
+from vitkit.data.pipeline import Pipeline
 from vitkit.data.sources.source import Source, fingerprint, shared_images
 from vitkit.data.splits import Default
 from vitkit.data.threads import Progress
@@ -29,6 +30,7 @@ from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.models.model import HEAD, Model, check_rgb
 from vitkit.predictor import Predictor, load
+from vitkit.results import Result
 from vitkit.world import World
 
 DIGEST_BYTES = 16
@@ -64,11 +66,12 @@ def frozen_features(
     batch_size: int = 64,
     progress: Progress | None = None,
     cache: bool = True,
+    pipeline: Pipeline | None = None,
 ) -> Features:
     """Return the features of the images of DATA, from the cache if they are there."""
     source = open_data(data, default=default, classes=classes)
     notes = list(source.notes)
-    path = cache_folder() / "features" / f"{_key(predictor, source)}.npy"
+    path = cache_folder() / "features" / f"{_key(predictor, source, pipeline)}.npy"
 
     def found(x: np.ndarray) -> Features:
         return Features(x, source.labels, source.class_names, source, tuple(notes))
@@ -81,7 +84,9 @@ def frozen_features(
         except (OSError, ValueError) as error:
             notes.append(f"{path} can't be used ({error}): features were computed anew")
     world = World(0, 1, predictor.device)
-    images = SourcePass(source, predictor.preprocessing, world=world, batch_size=batch_size)
+    images = SourcePass(
+        source, predictor.preprocessing, world=world, batch_size=batch_size, pipeline=pipeline
+    )
     passed = images.batches(predictor.model, images.features_of(predictor.model), progress)
     batches = (rows.cpu() for _, rows in passed)
     first = next(batches)
@@ -133,17 +138,40 @@ def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_si
     return predictor
 
 
-def describe(predictor: Predictor, pair: Pair) -> dict[str, Any]:
-    """Return how every result on frozen features begins."""
-    return {
-        "model": predictor.spec,
-        "train": pair.train.data_name,
-        "test": pair.test.data_name,
-        "num_classes": len(np.unique(pair.train.labels)),
-        "num_train": len(pair.train),
-        "num_test": len(pair.test),
-        "image_size": list(predictor.preprocessing.size),
-    }
+@dataclass(frozen=True)
+class FrozenResult(Result):
+    """How every result on frozen features begins."""
+
+    model: str
+    train: str
+    test: str
+    num_classes: int
+    num_train: int
+    num_test: int
+    image_size: tuple[int, int]
+    protocol: str
+
+
+@dataclass(frozen=True)
+class StrengthRow(Result):
+    """The accuracy with a strength of regularisation."""
+
+    l2: float
+    accuracy: float
+
+
+def describe(predictor: Predictor, pair: Pair, protocol: str) -> FrozenResult:
+    """Return what was measured, and how."""
+    return FrozenResult(
+        model=predictor.spec,
+        train=pair.train.data_name,
+        test=pair.test.data_name,
+        num_classes=len(np.unique(pair.train.labels)),
+        num_train=len(pair.train),
+        num_test=len(pair.test),
+        image_size=predictor.preprocessing.size,
+        protocol=protocol,
+    )
 
 
 class FrozenEvaluator:
@@ -236,12 +264,14 @@ def check_classes(y: Any) -> tuple[np.ndarray, np.ndarray]:
     return classes, places
 
 
-def _key(predictor: Predictor, source: Source) -> str:
+def _key(predictor: Predictor, source: Source, pipeline: Pipeline | None = None) -> str:
     """Return a text that changes when the weights, the preprocessing or an image does."""
     digest = hashlib.blake2b(digest_size=16)
     config = dataclasses.asdict(predictor.model.config)
     del config["num_classes"]
     digest.update(repr(("float32", config, predictor.preprocessing)).encode())
+    if pipeline is not None:
+        digest.update(str(pipeline).encode())
     for name, tensor in predictor.model.state_dict().items():
         if not name.startswith(HEAD):  # features don't depend on it
             digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())

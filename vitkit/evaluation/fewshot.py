@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from vitkit.data.fetch import BadImages
+from vitkit.data.fetch import BadImages, check_choice
 from vitkit.data.open import Data
+from vitkit.data.pipeline import Pipeline, Step
 from vitkit.data.sources.source import Source, Subset, choose_shots
 from vitkit.errors import InputError
 from vitkit.evaluation.features import (
     FrozenEvaluator,
+    FrozenResult,
     Progress,
+    StrengthRow,
     check_classes,
     check_rows,
     describe,
@@ -31,6 +36,7 @@ from vitkit.evaluation.features import (
 from vitkit.evaluation.passes import Rows
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.predictor import Predictor
+from vitkit.results import Result
 from vitkit.world import World
 
 L2 = 1024.0
@@ -38,6 +44,7 @@ SWEEP = tuple(2.0**power for power in range(-10, 20))
 "The older code's strengths of regularisation."
 BIAS = 100.0  # so large a column that its weight is hardly regularised
 EPSILON = 1e-5
+PreprocessingChoice = Literal["model", "protocol"]
 
 
 class FewShot(ClassifierMixin, BaseEstimator):
@@ -123,6 +130,27 @@ def choose_l2(accuracies: np.ndarray) -> int:
     return len(ranks) - 1 - int(ranks[::-1].argmax())
 
 
+@dataclass(frozen=True)
+class FewShotRow(Result):
+    """The accuracy with some images a class."""
+
+    shots: int
+    accuracy: float
+    std: float | None
+    accuracies: tuple[float, ...]
+    l2: float
+    sweep: tuple[StrengthRow, ...] | None = field(default=None, metadata={"optional": True})
+
+
+@dataclass(frozen=True)
+class FewShotResult(FrozenResult):
+    """What `fewshot` measured."""
+
+    results: tuple[FewShotRow, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
 def fewshot(
     model: str | os.PathLike[str] | Predictor,
     data: Data,
@@ -130,25 +158,34 @@ def fewshot(
     shots: Sequence[int] = (1, 5, 10, 25),
     seeds: int = 3,
     l2: float | Literal["sweep"] = L2,
+    preprocessing: PreprocessingChoice = "model",
     evaluate: Data | None = None,
     device: str = "auto",
     batch_size: int = 64,
     image_size: Size | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Return what `vit fewshot --json` prints: accuracy by number of images a class, over choices of them.
+) -> FewShotResult:
+    """Return the accuracy by number of images a class, over choices of them.
 
     evaluate: DATA to measure on; left open, the source's test split, else val.
     l2: strength of regularisation, or "sweep": the older 30, of which the best on the data measured on is reported.
+    preprocessing: "model" prepares images as the model's folder states it; "protocol" as big_vision's few-shot code
+    does: squashed to 8/7 of the model's input (256x256 for 224), the centre cut out, values from -1 to 1.
     """
     began = time.perf_counter()
     _check(shots, seeds, l2)
+    check_choice("preprocessing", preprocessing, PreprocessingChoice)
     pair = open_pair(data, evaluate)
     chosen = {(count, seed): _choose(pair.train, count, seed) for count in shots for seed in range(seeds)}
     union = np.unique(np.concatenate(list(chosen.values())))
-    predictor = load_frozen(model, device, image_size)
+    predictor, pipeline = load_frozen(model, device, image_size), None
+    prepared = "images prepared as the model states it"
+    if preprocessing == "protocol":
+        predictor, pipeline = as_protocol(predictor)
+        height, width = predictor.preprocessing.size
+        prepared = f"images squashed to {height * 8 // 7}x{width * 8 // 7}, central {height}x{width}, values from -1 to 1"
     train, test = (
-        frozen_features(predictor, source, batch_size=batch_size, progress=progress)
+        frozen_features(predictor, source, batch_size=batch_size, progress=progress, pipeline=pipeline)
         for source in (Subset(pair.train, union), pair.test)
     )
     strengths = SWEEP if l2 == "sweep" else (float(l2),)
@@ -162,34 +199,44 @@ def fewshot(
         best = choose_l2(np.mean(table, axis=0)[None])
         accuracies = [float(row[best]) for row in table]
         mean, std = mean_and_spread(accuracies)
-        row: dict[str, Any] = {
-            "shots": count,
-            "accuracy": mean,
-            "std": std,
-            "accuracies": accuracies,
-            "l2": strengths[best],
-        }
+        swept = None
         if l2 == "sweep":
-            row["sweep"] = [
-                {"l2": strength, "accuracy": float(value)}
-                for strength, value in zip(strengths, np.mean(table, axis=0), strict=True)
-            ]
-        results.append(row)
+            means = np.mean(table, axis=0).tolist()
+            swept = tuple(StrengthRow(*pair) for pair in zip(strengths, means, strict=True))
+        results.append(FewShotRow(count, mean, std, tuple(accuracies), strengths[best], swept))
     notes = [*predictor.notes, *train.notes, *test.notes]
     how = f"l2 {strengths[0]:g}"
     if l2 == "sweep":
         how = "the best l2 of 2^-10 to 2^19, chosen on the images measured on"
         notes.append("l2 was chosen on the images measured on, as older code does: say so beside the numbers")
-    return {
-        **describe(predictor, pair),
-        "protocol": (
-            "closed-form ridge regression on whitened features (bias column 100, targets -1 and +1), "
-            f"{how}; images of each class drawn with {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}; std is the sample's"
-        ),
-        "results": results,
-        "notes": list(dict.fromkeys(notes)),
-        "seconds": time.perf_counter() - began,
-    }
+    protocol = (
+        "closed-form ridge regression on whitened features (bias column 100, targets -1 and +1), "
+        f"{how}; images of each class drawn with {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}; "
+        f"std is the sample's; {prepared}"
+    )
+    return FewShotResult(
+        **vars(describe(predictor, pair, protocol)),
+        results=tuple(results),
+        notes=tuple(dict.fromkeys(notes)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def as_protocol(predictor: Predictor) -> tuple[Predictor, Pipeline]:
+    """Return a model that takes values from -1 to 1, and how big_vision's few-shot code prepares images for its size."""
+    size, half = predictor.preprocessing.size, (0.5,) * 3
+    larger = tuple(side * 8 // 7 for side in size)  # 256 for 224
+    resize = Step("resize", (("size", larger), ("interpolation", "bilinear")))
+    plain = Predictor(
+        predictor.model,
+        dataclasses.replace(predictor.preprocessing, mean=half, std=half),
+        predictor.class_names,
+        predictor.name,
+        predictor.notes,
+        predictor.device,
+        spec=predictor.spec,
+    )
+    return plain, Pipeline(image=(resize, Step("central_crop", (("size", size),))))
 
 
 class FewShotEvaluator(FrozenEvaluator):

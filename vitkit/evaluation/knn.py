@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.evaluation.features import (
     FrozenEvaluator,
+    FrozenResult,
     Progress,
     check_classes,
     check_rows,
@@ -31,6 +33,7 @@ from vitkit.evaluation.features import (
 from vitkit.evaluation.passes import Rows
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.predictor import Predictor
+from vitkit.results import Result
 from vitkit.world import World
 
 K, TEMPERATURE = 20, 0.07
@@ -133,6 +136,24 @@ def _greatest(similarities: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, places.gather(1, order)
 
 
+@dataclass(frozen=True)
+class KNNRow(Result):
+    """The accuracy with some neighbours and a temperature."""
+
+    k: int
+    temperature: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class KNNResult(FrozenResult):
+    """What `knn` measured."""
+
+    results: tuple[KNNRow, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
 def knn(
     model: str | os.PathLike[str] | Predictor,
     data: Data,
@@ -144,8 +165,8 @@ def knn(
     batch_size: int = 64,
     image_size: Size | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Return what `vit knn --json` prints: the accuracy of nearest neighbours, for each k and temperature.
+) -> KNNResult:
+    """Return the accuracy of nearest neighbours, for each k and temperature.
 
     evaluate: DATA to measure on; left open, the source's test split, else val.
     """
@@ -161,18 +182,13 @@ def knn(
     )
     neighbours = KNN(device=predictor.device.type, k=ks[0]).fit(train.x, train.labels)
     found = neighbours.accuracies(test.x, test.labels, ks, temperatures)
-    return {
-        **describe(predictor, pair),
-        "protocol": (
-            "cosine similarity to every image of train; the k nearest vote with exp(similarity / temperature)"
-        ),
-        "results": [
-            {"k": number, "temperature": float(heat), "accuracy": accuracy}
-            for (number, heat), accuracy in found.items()
-        ],
-        "notes": list(dict.fromkeys((*predictor.notes, *train.notes, *test.notes))),
-        "seconds": time.perf_counter() - began,
-    }
+    how = "cosine similarity to every image of train; the k nearest vote with exp(similarity / temperature)"
+    return KNNResult(
+        **vars(describe(predictor, pair, how)),
+        results=tuple(KNNRow(number, float(heat), accuracy) for (number, heat), accuracy in found.items()),
+        notes=tuple(dict.fromkeys((*predictor.notes, *train.notes, *test.notes))),
+        seconds=time.perf_counter() - began,
+    )
 
 
 class KNNEvaluator(FrozenEvaluator):

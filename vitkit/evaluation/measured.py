@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,64 @@ from vitkit.figures.tiles import name_class
 from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
+from vitkit.results import Result
 from vitkit.world import World
 
 CONFUSION, MISTAKES = "confusion.png", "mistakes.png"
 MOST_MISTAKES = 24
 TOP = 5
+
+
+@dataclass(frozen=True)
+class ClassScore(Result):
+    """How well a class fares where an image has one label."""
+
+    name: str = field(metadata={"json": "class"})
+    images: int
+    recall: float
+    precision: float | None
+    "None for a class that is never the answer."
+    f1: float
+
+
+@dataclass(frozen=True)
+class ClassPrecision(Result):
+    """How well a class fares where an image may have several labels."""
+
+    name: str = field(metadata={"json": "class"})
+    images: int
+    average_precision: float
+
+
+SINGLE = ("accuracy", "top_5_accuracy", "balanced_accuracy", "macro_f1", "calibration_error", "confusion")
+SEVERAL = ("mean_average_precision",)
+BOTH = ("loss", "per_class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures(Result):
+    """All numbers of a classifier, ratios 0 to 1; None for what is undefined, or not for this kind of labels.
+
+    Means over classes, and the lists by class, are of the classes with images.
+    """
+
+    accuracy: float | None = None
+    top_5_accuracy: float | None = None
+    loss: float | None = None
+    balanced_accuracy: float | None = None
+    macro_f1: float | None = None
+    calibration_error: float | None = None
+    mean_average_precision: float | None = None
+    per_class: tuple[ClassScore, ...] | tuple[ClassPrecision, ...] | None = None
+    confusion: dict[str, dict[str, int]] | None = None
+    "Class -> what it was taken for -> images, the most frequent first, without zeros."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document, whose keys are those of its kind of labels."""
+        has_one, is_measured = self.confusion is not None, self.per_class is not None
+        absent = (*(() if has_one else SINGLE), *(() if is_measured and not has_one else SEVERAL))
+        absent += () if is_measured else BOTH
+        return {key: value for key, value in super().to_json().items() if key not in absent}
 
 
 class Measured:
@@ -91,38 +145,33 @@ class Measured:
         classes = len(self.class_names)
         return confusion_matrix(self.labels, self.predictions, classes, classes + 1)
 
-    def numbers(self) -> dict[str, Any]:
-        """Return all that is measured as plain values: ratios 0 to 1, None for what is undefined.
-
-        Means over classes, and the lists by class, are of the classes with images.
-        """
+    def numbers(self) -> Measures:
+        """Return all that is measured."""
         return self._several() if self.has_several_labels else self._single()
 
-    def _single(self) -> dict[str, Any]:
+    def _single(self) -> Measures:
         scores, has_images = class_scores(self.matrix), self.matrix.any(1)
-        rows = [
-            {
-                "class": self.class_names[number],
-                "images": int(self.matrix[number].sum()),
-                "recall": float(scores.recall[number]),
-                "precision": None
-                if math.isnan(scores.precision[number])
-                else float(scores.precision[number]),
-                "f1": float(scores.f1[number]),
-            }
+        rows = tuple(
+            ClassScore(
+                name=self.class_names[number],
+                images=int(self.matrix[number].sum()),
+                recall=float(scores.recall[number]),
+                precision=None if math.isnan(scores.precision[number]) else float(scores.precision[number]),
+                f1=float(scores.f1[number]),
+            )
             for number in np.flatnonzero(has_images).tolist()
-        ]
+        )
         is_ranked = self.logits.shape[1] > TOP
-        return {
-            "accuracy": float(self.is_right.mean()),
-            "top_5_accuracy": float((self.answers.ranks < TOP).mean()) if is_ranked else None,
-            "loss": float(self.answers.losses.mean()),
-            "balanced_accuracy": float(scores.recall[has_images].mean()),
-            "macro_f1": float(scores.f1[has_images].mean()),
-            "calibration_error": calibration_error(self.answers.confidence, self.is_right),
-            "per_class": rows,
-            "confusion": self._confusion(),
-        }
+        return Measures(
+            accuracy=float(self.is_right.mean()),
+            top_5_accuracy=float((self.answers.ranks < TOP).mean()) if is_ranked else None,
+            loss=float(self.answers.losses.mean()),
+            balanced_accuracy=float(scores.recall[has_images].mean()),
+            macro_f1=float(scores.f1[has_images].mean()),
+            calibration_error=calibration_error(self.answers.confidence, self.is_right),
+            per_class=rows,
+            confusion=self._confusion(),
+        )
 
     def _confusion(self) -> dict[str, dict[str, int]]:
         """Return class -> what it was taken for -> images, the most frequent first, without zeros."""
@@ -134,19 +183,15 @@ class Measured:
             found[names[number]] = {names[place]: int(row[place]) for place in order}
         return found
 
-    def _several(self) -> dict[str, Any]:
+    def _several(self) -> Measures:
         counts, precision = self.labels.sum(0), average_precision(self.logits, self.labels)
-        rows = [
-            {
-                "class": self.class_names[number],
-                "images": int(counts[number]),
-                "average_precision": float(precision[number]),
-            }
+        rows = tuple(
+            ClassPrecision(self.class_names[number], int(counts[number]), float(precision[number]))
             for number in np.flatnonzero(counts).tolist()
-        ]
-        mean = float(np.mean([row["average_precision"] for row in rows])) if rows else None
+        )
+        mean = float(np.mean([row.average_precision for row in rows])) if rows else None
         loss = float(binary_losses(self.logits, self.labels).mean())
-        return {"mean_average_precision": mean, "loss": loss, "per_class": rows}
+        return Measures(mean_average_precision=mean, loss=loss, per_class=rows)
 
     def mistakes(self, most: int = MOST_MISTAKES) -> np.ndarray:
         """Return the wrong images, the most confident first, int64."""

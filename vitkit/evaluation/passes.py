@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitkit.data.fetch import BadImages
 from vitkit.data.loader import EvaluationLoader
 from vitkit.data.operations import normalize
-from vitkit.data.pipeline import evaluation_pipeline
+from vitkit.data.pipeline import Pipeline, evaluation_pipeline
 from vitkit.data.sources.source import Source
 from vitkit.data.threads import Progress
 from vitkit.errors import InputError
@@ -50,11 +50,13 @@ class SourcePass:
         batch_size: int = 64,
         workers: int | None = None,
         bad_images: BadImages | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
+        """pipeline: how images are resized and cropped, where that is another than the preprocessing's way."""
         self.source, self.preprocessing, self.world = source, preprocessing, world
         self.loader = EvaluationLoader(
             source,
-            evaluation_pipeline(preprocessing),
+            evaluation_pipeline(preprocessing) if pipeline is None else pipeline,
             batch_size=batch_size,
             rank=world.rank,
             ranks=world.ranks,

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from vitkit.data.sources.source import Source, stratified_split
 from vitkit.errors import InputError
 from vitkit.evaluation.features import (
     FrozenEvaluator,
+    FrozenResult,
     Progress,
+    StrengthRow,
     check_classes,
     check_rows,
     describe,
@@ -217,6 +220,20 @@ def cut_dev(
     return held
 
 
+@dataclass(frozen=True)
+class ProbeResult(FrozenResult):
+    """What `probe` measured."""
+
+    accuracy: float
+    l2: float
+    grid: tuple[StrengthRow, ...]
+    "Accuracies on the dev split; none where l2 was given."
+    iterations: int
+    converged: bool
+    notes: tuple[str, ...]
+    seconds: float
+
+
 def probe(
     model: str | os.PathLike[str] | Predictor,
     data: Data,
@@ -227,8 +244,8 @@ def probe(
     batch_size: int = 64,
     image_size: Size | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Return what `vit probe --json` prints: the accuracy of logistic regression on frozen features.
+) -> ProbeResult:
+    """Return the accuracy of logistic regression on frozen features.
 
     l2: strength of regularisation; left open, it is chosen on a tenth of train.
     evaluate: DATA to measure on; left open, the source's test split, else val.
@@ -257,17 +274,17 @@ def probe(
     how = f"l2 {fitted.l2_:g}"
     if l2 is None:
         how += f", the best of {len(GRID)} on a tenth of train, then learned from all of train"
-    return {
-        **describe(predictor, pair),
-        "protocol": f"multinomial logistic regression on standardised features, {how}",
-        "accuracy": float(np.mean(fitted.predict(test.x) == test.labels)),
-        "l2": fitted.l2_,
-        "grid": [{"l2": strength, "accuracy": value} for strength, value in fitted.grid_.items()],
-        "iterations": fitted.n_iter_,
-        "converged": fitted.converged_,
-        "notes": list(dict.fromkeys(notes)),
-        "seconds": time.perf_counter() - began,
-    }
+    how = f"multinomial logistic regression on standardised features, {how}"
+    return ProbeResult(
+        **vars(describe(predictor, pair, how)),
+        accuracy=float(np.mean(fitted.predict(test.x) == test.labels)),
+        l2=fitted.l2_,
+        grid=tuple(StrengthRow(strength, value) for strength, value in fitted.grid_.items()),
+        iterations=fitted.n_iter_,
+        converged=fitted.converged_,
+        notes=tuple(dict.fromkeys(notes)),
+        seconds=time.perf_counter() - began,
+    )
 
 
 class ProbeEvaluator(FrozenEvaluator):

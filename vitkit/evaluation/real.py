@@ -6,14 +6,15 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.evaluation.imagenet import NUM_CLASSES
+from vitkit.results import Result
 
 NUM_IMAGES = 50_000
 "Images of ImageNet's validation set."
@@ -59,14 +60,20 @@ def validation_numbers(source: Source) -> np.ndarray:
     return numbers
 
 
+@dataclass(frozen=True)
+class RealAccuracy(Result):
+    """The share of images whose prediction is among their labels."""
+
+    accuracy: float | None
+    images: int
+    left_out: int
+    "Images without a label."
+
+
 def real_accuracy(
     predictions: np.ndarray, numbers: np.ndarray, lists: Sequence[Sequence[int]]
-) -> dict[str, Any]:
+) -> RealAccuracy:
     """Return the share of images whose prediction is among their labels; images without a label are left out."""
     labels = [lists[number] for number in numbers.tolist()]
     right = [answer in known for answer, known in zip(predictions.tolist(), labels, strict=True) if known]
-    return {
-        "accuracy": sum(right) / len(right) if right else None,
-        "images": len(right),
-        "left_out": len(labels) - len(right),
-    }
+    return RealAccuracy(sum(right) / len(right) if right else None, len(right), len(labels) - len(right))

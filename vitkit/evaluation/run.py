@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,9 +19,9 @@ from vitkit.data.threads import Progress
 from vitkit.errors import InputError
 from vitkit.evaluation.classes import Among, Head, Matching, match, read_mapping
 from vitkit.evaluation.imagenet import NUM_CLASSES
-from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measured, check_finite
+from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measured, Measures, check_finite
 from vitkit.evaluation.passes import SourcePass
-from vitkit.evaluation.real import read_real, real_accuracy, validation_numbers
+from vitkit.evaluation.real import RealAccuracy, read_real, real_accuracy, validation_numbers
 from vitkit.files import digest, written_whole
 from vitkit.models.configs import Size
 from vitkit.models.model import check_rgb
@@ -31,6 +30,23 @@ from vitkit.weights.load import weight_file
 from vitkit.world import join_world
 
 RESULTS = "results.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Measures):
+    """What `evaluate` measured, and of what."""
+
+    model: str
+    weights_sha256: str | None
+    "Of the weights' file; None for a loaded model, whose weights may have changed since they were read."
+    image_size: tuple[int, int]
+    data: str
+    images: int
+    left_out: int
+    classes: int
+    real: RealAccuracy | None = field(default=None, metadata={"optional": True})
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -49,15 +65,14 @@ def evaluate(
     force: bool = False,
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Measure a model on every image of DATA, and return what `vit eval --json` prints.
+) -> Evaluation:
+    """Measure a model on every image of DATA.
 
     real: ReaL's real.json, for ImageNet's validation images. mapping: a file that says what the data's classes mean in
     the head; images of others are left out. classes: "head" chooses answers among all classes of the head, "data" among
     those that the data has. out: a folder for pictures and results. progress: told how many images are done, and of how
     many. announce: told notes before anything is computed; the answer has them too. Started by torchrun, processes share
-    the images, and all but the first return {}. weights_sha256 is None for a loaded model: its weights may have changed
-    since they were read.
+    the images, and each returns the result; the first alone announces and writes.
     """
     check_choice("classes", classes, Among)
     lists = None if real is None else read_real(real)
@@ -66,9 +81,7 @@ def evaluate(
     chosen = model.device if isinstance(model, Predictor) and device == "auto" else choose_device(device)
     with join_world(chosen) as world:
         # The digest comes first: should a run write others meanwhile, it isn't theirs.
-        weights = None
-        if world.is_first and not isinstance(model, Predictor):
-            weights = weight_file(os.fspath(model))
+        weights = None if isinstance(model, Predictor) else weight_file(os.fspath(model))
         known = None if weights is None else digest(weights)
         predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
         named = predictor.spec
@@ -96,26 +109,23 @@ def evaluate(
         network = predictor.model.to(world.device)
         logits = passed.logits(network, progress=progress if world.is_first else None).values
         check_finite(logits, named)
-        if not world.is_first:
-            return {}
-        result: dict[str, Any] = {
-            "model": named,
-            "weights_sha256": known,
-            "image_size": list(predictor.preprocessing.size),
-            "data": source.data_name,
-            "images": len(images),
-            "left_out": len(source) - len(images),
-            "classes": len(head) if matching is None else len(matching.answers),
-        }
-        measured = None
-        if matching is not None:
-            measured = _measured(logits, images, head, matching)
-            result |= measured.numbers()
+        measured = None if matching is None else _measured(logits, images, head, matching)
+        reassessed = None
         if lists is not None and numbers is not None and head.imagenet is not None:
-            result["real"] = real_accuracy(head.imagenet[logits.argmax(1)], numbers[kept], lists)
-        result["notes"] = list(notes)
-        result["files"] = [] if out is None else _write(result, measured, Path(out))
-        return result
+            reassessed = real_accuracy(head.imagenet[logits.argmax(1)], numbers[kept], lists)
+        result = Evaluation(
+            model=named,
+            weights_sha256=known,
+            image_size=predictor.preprocessing.size,
+            data=source.data_name,
+            images=len(images),
+            left_out=len(source) - len(images),
+            classes=len(head) if matching is None else len(matching.answers),
+            **({} if measured is None else vars(measured.numbers())),
+            real=reassessed,
+            notes=notes,
+        )
+        return _written(result, measured, Path(out)) if out is not None and world.is_first else result
 
 
 def _check_model(predictor: Predictor, named: str) -> None:
@@ -196,15 +206,15 @@ def _check_folder(folder: Path, force: bool) -> None:
             raise InputError(f"{folder / name} exists; --force overwrites it, or take another --out")
 
 
-def _write(result: dict[str, Any], measured: Measured | None, folder: Path) -> list[str]:
-    """Write the pictures and, last, the results; return their paths."""
+def _written(result: Evaluation, measured: Measured | None, folder: Path) -> Evaluation:
+    """Write the pictures and, last, the results; return these with the paths of all."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
     files = [] if measured is None else measured.draw(folder)
     path = folder / RESULTS
-    paths = [str(file) for file in (*files, path)]
+    result = replace(result, files=tuple(str(file) for file in (*files, path)))
     with written_whole(path) as part:
-        part.write_text(json.dumps({**result, "files": paths}, indent=2, allow_nan=False) + "\n")
-    return paths
+        part.write_text(json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
+    return result

@@ -250,7 +250,7 @@ def run_plan(
         found = run_once(plan, plan.whole, folder, device, within, steps, best, base + seed, head_alone)
         out = path / "evaluation" if seed == 0 else None
         evaluations.append(
-            evaluate(found.model, plan.measured, device=device, out=out, force=True, progress=obey)
+            evaluate(found.model, plan.measured, device=device, out=out, force=True, progress=obey).to_json()
         )
         runs.append(found)
     with folder_written_whole(path / "model") as part:

@@ -343,11 +343,8 @@ def real_row(
         known = json.loads(file.read_text(encoding="utf-8"))
         values = known["values"] if known["imagenet"] == list(imagenet.values) else None
     if values is None:
-        found = [
-            evaluate(model, measured, real=labels, device=device)["real"]["accuracy"]
-            for model in imagenet.models
-        ]
-        values = [value for value in found if value is not None]
+        found = [evaluate(model, measured, real=labels, device=device).real for model in imagenet.models]
+        values = [real.accuracy for real in found if real and real.accuracy is not None]
         if not values:
             raise InputError(f"{labels} has no label for any image of {imagenet.measured_on}")
         write_file(file, json.dumps({"imagenet": imagenet.values, "values": values}) + "\n")
