@@ -296,6 +296,7 @@ def parameters_and_macs(config: ModelConfig) -> tuple[int, int]:
     return trainable, counter.get_total_flops() // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [vits, hybrids, resnets, compacts])
 @settings(max_examples=25)
 @given(data=st.data())

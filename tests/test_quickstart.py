@@ -11,6 +11,7 @@ import vitkit
 from vitkit import quickstart
 
 
+@pytest.mark.slow
 def test_it_compares_and_leaves_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = quickstart.train
     short = ("duration=2", "schedule.warmup=1", "data.workers=0")

@@ -39,6 +39,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_commands_run(vit: Callable[..., Any], desk: Path) -> None:
     commands = [
         line

@@ -102,6 +102,7 @@ def test_workers_change_nothing(workers: int) -> None:
     assert alone[0]["label"].shape == (48, 3)
 
 
+@pytest.mark.slow
 def test_workers_may_be_spawned(tmp_path: Path) -> None:
     source = photo_folder(tmp_path, 40)
     expected = [loader(source, workers=0, batch_size=16)[0]]

@@ -77,6 +77,7 @@ def evaluators(world: World) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_features_of_one(tmp_path: Path) -> None:
     with two_ranks(__file__, str(tmp_path)):
         pass

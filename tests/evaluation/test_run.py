@@ -332,6 +332,7 @@ def test_a_model_and_a_source_measured_directly(model: str, photos: str) -> None
         measure(predictor.model, vitkit.open_data(f"{photos}:all"), predictor.preprocessing)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(model: str, photos: str, several: str, tmp_path: Path) -> None:
     """33 images in shares of 16 and 17, one image, of which a process has none, and images with several labels."""
     cases = [f"{photos}:all", f"{photos}:all[:1]", several]

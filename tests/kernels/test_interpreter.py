@@ -16,6 +16,7 @@ import pytest
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_kernels_in_the_interpreter() -> None:

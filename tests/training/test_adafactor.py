@@ -221,6 +221,7 @@ def run(model: nn.Module, config: OptimizerConfig) -> dict[str, Tensor]:
     return {name: whole(tensor) for name, tensor in results.items()}
 
 
+@pytest.mark.slow
 def test_two_ranks_with_fsdp_do_as_one(tmp_path: Path) -> None:
     with two_ranks(__file__, str(tmp_path)):
         pass

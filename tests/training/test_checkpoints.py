@@ -410,6 +410,7 @@ print("amid writing:", amid_writing)
 """
 
 
+@pytest.mark.slow
 def test_killing_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -472,6 +473,7 @@ def work_as_one_of_two(folder: Path, world: World) -> None:
         found.load(tensors)
 
 
+@pytest.mark.slow
 def test_one_rank_to_two_and_back(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))

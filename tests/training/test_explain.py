@@ -36,6 +36,7 @@ def test_the_image_size_is_the_one_that_is_built(changes: list[str], size: list[
     assert shown == size == list(built.config.size)
 
 
+@pytest.mark.slow
 def test_every_recipe_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     starts = {}

@@ -84,6 +84,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     assert listener.steps[0] == 5
 
 
+@pytest.mark.slow
 def test_the_seed_is_all_there_is_to_chance(tmp_path: Path) -> None:
     for name, changes in {"one": [], "same": [], "other": ["seed=1"]}.items():
         torch.manual_seed(random.randrange(1000))
@@ -92,6 +93,7 @@ def test_the_seed_is_all_there_is_to_chance(tmp_path: Path) -> None:
     assert "metrics.jsonl" in tiny_runs.differences(tmp_path / "one", tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_every_comparison_can_fail(tmp_path: Path) -> None:
     """What the tests above compare does differ between runs that are hardly different."""
     tiny_runs.run_tiny(tmp_path / "one")
@@ -107,6 +109,7 @@ def test_every_comparison_can_fail(tmp_path: Path) -> None:
     assert any(name.startswith("optimizer.") for name in found)
 
 
+@pytest.mark.slow
 def test_killed_anywhere_equals_straight_through(tmp_path: Path) -> None:
     """A process that kills its children with SIGKILL at random moments, most of them while they save."""
     subprocess.run([sys.executable, __file__, str(tmp_path)], cwd=HERE.parents[1], check=True, timeout=200)
@@ -114,6 +117,7 @@ def test_killed_anywhere_equals_straight_through(tmp_path: Path) -> None:
     assert tiny_runs.differences(tmp_path / "straight", tmp_path / "killed") == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_of_processes_saves(tmp_path: Path, sent: signal.Signals) -> None:
@@ -161,6 +165,7 @@ def test_a_signal_to_the_whole_group_of_processes_saves(tmp_path: Path, sent: si
     assert (run / "checkpoints" / f"{read_record(run)['step']:08d}").is_dir()
 
 
+@pytest.mark.slow
 def test_a_broken_checkpoint_is_warned_of_and_the_one_before_it_taken(tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path / "straight")
     tiny_runs.run_tiny(tmp_path / "run", at=raising(signal.SIGTERM, 10))
@@ -182,6 +187,7 @@ def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
     assert read_record(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     tiny_runs.run_tiny(run)
@@ -200,6 +206,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     assert tiny_runs.lines(run) == expected
 
 
+@pytest.mark.slow
 def test_seconds_add_up_over_parts(tmp_path: Path) -> None:
     wait = {2: lambda: time.sleep(0.3), 3: lambda: signal.raise_signal(signal.SIGTERM)}
     first = tiny_runs.run_tiny(tmp_path / "run", at=wait).seconds
@@ -231,6 +238,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     assert (tiny_runs.model_files(run), tiny_runs.lines(run)) == before
 
 
+@pytest.mark.slow
 def test_force_begins_anew_but_not_in_a_run_at_work(tmp_path: Path) -> None:
     run = tmp_path / "run"
     tiny_runs.run_tiny(run, "duration=4")
@@ -278,6 +286,7 @@ def test_a_run_that_met_an_unreadable_image_goes_on_without_it(
     assert read_config(run)["data"]["bad_images"] == "skip"
 
 
+@pytest.mark.slow
 def test_settings_that_change_nothing_trained_may_change_on_the_way(tmp_path: Path) -> None:
     run, stop = tmp_path / "run", {6: lambda: signal.raise_signal(signal.SIGTERM)}
     tiny_runs.run_tiny(run, at=stop)

@@ -205,6 +205,7 @@ def test_a_run_that_could_not_begin_removes_nothing_of_others(tmp_path: Path) ->
     assert sorted(path.name for path in folder.iterdir()) == [".env", ".git"]
 
 
+@pytest.mark.slow
 def test_changed_data_is_no_longer_the_runs(tmp_path: Path) -> None:
     """Classes are numbered by name: with another name, each output of the head would mean another class."""
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
@@ -262,6 +263,7 @@ def test_each_run_is_one_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert asked[0]["name"].endswith("seed-0/run")
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise RuntimeError("No API key configured.\nUse wandb login")
@@ -273,6 +275,7 @@ def test_a_tracker_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     assert "wandb can't be used: No API key configured.; metrics go to metrics.jsonl" in listener.notes
 
 
+@pytest.mark.slow
 def test_the_command_stays_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/vitkit/__main__.py", "train", "tiny", "name=a b"])
     tiny_runs.run_tiny(tmp_path / "run", at={6: lambda: signal.raise_signal(signal.SIGTERM)})

@@ -44,6 +44,7 @@ def pictures(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted((path / "pictures").iterdir())}
 
 
+@pytest.mark.slow
 def test_every_setting_changes_the_loss(tmp_path: Path) -> None:
     changes = ("corrupt_share=0.25", "target=colors_4x4", "target=pixels")
     losses = set()
@@ -74,6 +75,7 @@ def test_images_are_not_mixed(tmp_path: Path) -> None:
     assert "images are not mixed: masked_patches learns from them as they are" in listener.notes
 
 
+@pytest.mark.slow
 def test_images_need_no_class_folders(tmp_path: Path) -> None:
     """All images below the folder are learned from; its made splits hold each of them once."""
     draw = np.random.default_rng(0)
@@ -183,6 +185,7 @@ def test_compiled(changes: tuple[str, ...], tmp_path: Path) -> None:
         assert compiled == pytest.approx(eager, rel=1e-3, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
     listener = tiny_runs.Listener()
     result = tiny_runs.run_tiny(
@@ -249,6 +252,7 @@ def test_images_that_cannot_be_read_give_way_to_others(
     assert all(entry.reason.startswith("it is not an image") for entry in result.unreadable)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:left out")
 @pytest.mark.parametrize("settings", [MAE, ()], ids=["mae", "supervised"])
 def test_images_that_cannot_be_read_are_not_measured(settings: tuple[str, ...], tmp_path: Path) -> None:
@@ -277,6 +281,7 @@ def test_images_that_cannot_be_read_are_not_measured(settings: tuple[str, ...], 
         tiny_runs.run_tiny(tmp_path / "none", *given, "data.bad_images=skip")
 
 
+@pytest.mark.slow
 def test_what_no_model_folder_holds_begins_anew_and_is_told(tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path / "first", *MAE, "duration=2")
     listener = tiny_runs.Listener()
@@ -337,6 +342,7 @@ def test_the_loss_of_held_out_images(tmp_path: Path) -> None:
     assert not any(name.startswith(("corruption", "predict")) for name in model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [PATCHES, MAE], ids=["masked_patches", "mae"])
 def test_the_result_transfers_as_it_is(
     changes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

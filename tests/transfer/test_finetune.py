@@ -94,6 +94,7 @@ def test_the_papers_protocol_to_the_end(model: str) -> None:
     assert said == [f"{result.run} is already finished; --force starts over"]
 
 
+@pytest.mark.slow
 def test_an_average_is_named_as_what_was_kept(model: str) -> None:
     result = finetune(model, DATA, [*PAPER, "average=0.5"], run="run", device="cpu")
     assert result.kept == "average of weights of step 4"
@@ -101,6 +102,7 @@ def test_an_average_is_named_as_what_was_kept(model: str) -> None:
     assert result.accuracy == pytest.approx(measured["test_ema/accuracy"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_new_head_is_zero_and_test_is_measured_once(model: str) -> None:
     changes = [*PAPER, "optimizer.learning_rate=1e-12"]
     result = finetune(model, DATA, changes, run="run", device="cpu")
@@ -110,6 +112,7 @@ def test_a_new_head_is_zero_and_test_is_measured_once(model: str) -> None:
     assert [line["step"] for line in measured] == [4]
 
 
+@pytest.mark.slow
 def test_a_quick_run_is_never_worse_than_its_head_on_what_it_chooses_by(model: str) -> None:
     result = finetune(model, DATA, [*QUICK, "optimizer.learning_rate=100", "evaluate_every=4"], device="cpu")
     assert result.kept == "the fitted head alone"
@@ -121,6 +124,7 @@ def test_a_quick_run_is_never_worse_than_its_head_on_what_it_chooses_by(model: s
     assert result.accuracy == pytest.approx(expected, abs=0.003)
 
 
+@pytest.mark.slow
 def test_quick_steps_fit_the_time_and_are_kept_on_resume(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pace = 6.0
     monkeypatch.setattr("vitkit.transfer.finetune.seconds_per_step", lambda *_: pace)
@@ -140,6 +144,7 @@ def test_quick_steps_fit_the_time_and_are_kept_on_resume(model: str, monkeypatch
     assert settle_steps(plan, Path("runs/other"), "cpu", Silent(), runs=1) == 20 * 300 // 32
 
 
+@pytest.mark.slow
 def test_a_sweep_chooses_on_a_part_of_train_and_then_takes_all_of_it(model: str) -> None:
     result = finetune(model, "digits", [*PAPER, "duration=3"], sweep="lr", run="run", device="cpu")
     assert [row.learning_rate for row in result.sweep_results] == [0.001, 0.003, 0.01, 0.03]
@@ -159,6 +164,7 @@ def test_a_sweep_chooses_on_a_part_of_train_and_then_takes_all_of_it(model: str)
     )
 
 
+@pytest.mark.slow
 def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +187,7 @@ def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     assert [line.rpartition(": ")[2] for line in said if "estimated time" in line] == ["5 runs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accuracy", [-1.0, 2.0])
 def test_a_quick_sweep_ends_with_what_it_chose_on_all_of_train(
     model: str, accuracy: float, monkeypatch: pytest.MonkeyPatch
@@ -223,6 +230,7 @@ def test_seeds_give_mean_and_deviation(model: str) -> None:
     assert not torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_end(model: str) -> None:
     straight = finetune(model, DATA, QUICK, run="straight", device="cpu")
     stopped = finetune(model, DATA, QUICK, run="stopped", device="cpu", listener=Stopping(2))
@@ -234,6 +242,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(model: str) -> None:
         assert torch.equal(tensor, theirs[name])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("when", ["the last step", "features", "measuring"])
 def test_asked_to_stop_between_runs_it_stops(model: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +271,7 @@ def test_asked_to_stop_between_runs_it_stops(model: str, when: str, monkeypatch:
     assert finetune(model, DATA, QUICK, **options).status == "done"
 
 
+@pytest.mark.slow
 def test_an_image_of_test_that_cannot_be_read_loses_nothing(model: str, tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", ("train", "test"))
     bad = tmp_path / "photos" / "test" / "cat" / "0.png"
@@ -276,12 +286,14 @@ def test_an_image_of_test_that_cannot_be_read_loses_nothing(model: str, tmp_path
     assert finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu").status == "done"
 
 
+@pytest.mark.slow
 def test_a_quick_run_has_a_step_that_changes_something(model: str) -> None:
     finetune(model, DATA, ["protocol=quick", "minutes=1e-9"], run="run", device="cpu")
     rates = [line["learning_rate"] for line in read_metrics("runs/run/seed-0/run") if "learning_rate" in line]
     assert max(rates) > 0
 
 
+@pytest.mark.slow
 def test_another_request_in_the_same_run_is_refused(model: str) -> None:
     finetune(model, DATA, PAPER, run="run", device="cpu")
     with pytest.raises(
@@ -310,6 +322,7 @@ def test_freezing_leaves_weights_as_they_were(model: str) -> None:
     assert not torch.equal(before["norm.weight"], after["norm.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["CCT-2/3x2", "BiT-R50x1"])
 def test_a_head_first_of_every_family_answers_as_the_probe(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -327,6 +340,7 @@ def test_a_head_first_of_every_family_answers_as_the_probe(name: str, tmp_path: 
     assert np.array_equal(logits.argmax(1), probe.predict(found.x))
 
 
+@pytest.mark.slow
 def test_test_images_choose_nothing(model: str) -> None:
     changes = [*QUICK, "head_first=false", "evaluate_every=1", "optimizer.learning_rate=0.3"]
     changes.append("data.evaluate=digits:val")
@@ -338,6 +352,7 @@ def test_test_images_choose_nothing(model: str) -> None:
     assert len(set(measured)) > 1 and result.kept == f"weights of step {result.steps}"
 
 
+@pytest.mark.slow
 def test_a_given_seed_is_where_seeds_begin(model: str) -> None:
     finetune(model, DATA, [*PAPER, "seed=1"], seeds=2, run="run", device="cpu")
     assert [read_config(f"runs/run/seed-{seed}/run")["seed"] for seed in (0, 1)] == [1, 2]
@@ -382,6 +397,7 @@ def _raise() -> None:
     raise RuntimeError("no memory")
 
 
+@pytest.mark.slow
 def test_a_head_is_new_even_where_class_names_are_the_same(model: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     names = list(map(str, range(10)))
@@ -391,6 +407,7 @@ def test_a_head_is_new_even_where_class_names_are_the_same(model: str, tmp_path:
     assert vitkit.load(result.model, device="cpu").model.state_dict()["head.weight"].abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_an_untrained_model_is_the_same_each_time() -> None:
     settings = [
         f"model.{name}={value}" for name, value in TINY.items() if name not in ("image_size", "patch")
@@ -402,6 +419,7 @@ def test_a_quick_run_of_an_untrained_model_is_the_same_each_time() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_several_labels_are_learned_without_a_head_first(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

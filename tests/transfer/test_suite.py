@@ -144,6 +144,7 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> Standing:
     return Standing(monkeypatch)
 
 
+@pytest.mark.slow
 def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     write_photos(tmp_path / "data" / "cifar10")
     listener = Notes()
@@ -178,6 +179,7 @@ def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     assert "\\* cifar10: changed: image_size=8" in text and "left out real: data has no real.json" in text
 
 
+@pytest.mark.slow
 def test_real_is_measured_on_every_seeds_model(tmp_path: Path) -> None:
     write_imagenet(tmp_path / "data")
     changes = [*CHANGES, "optimizer.learning_rate=0.5"]
@@ -196,6 +198,7 @@ def test_real_is_measured_on_every_seeds_model(tmp_path: Path) -> None:
     assert imagenet.models == tuple(models)
 
 
+@pytest.mark.slow
 def test_reals_mean_and_deviation_are_its_own(
     tmp_path: Path, standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +223,7 @@ def test_reals_mean_and_deviation_are_its_own(
     assert again.results["real"] == real
 
 
+@pytest.mark.slow
 def test_vtab_with_all_of_it(tmp_path: Path) -> None:
     write_vtab(tmp_path / "data")
     result = run_suite("./model", "paper", "./data", CHANGES, seeds=2, device="cpu", run="mine")
@@ -331,6 +335,7 @@ def test_long_runs_are_announced_before_they_start(tmp_path: Path, standing: Sta
     assert standing.vtab_asked["seeds"] == 3 and standing.vtab_asked["data"] == "data/vtab"
 
 
+@pytest.mark.slow
 def test_runs_of_other_models_have_other_folders(tmp_path: Path, standing: Standing) -> None:
     write_photos(tmp_path / "data" / "pets")
     for name in ("runs/a/model", "runs/b/model"):

@@ -247,6 +247,7 @@ def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
     assert json.loads(text) == document.to_json() and "NaN" not in text
 
 
+@pytest.mark.slow
 def test_all_tasks_together_are_vtab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         "vitkit.transfer.vtab.tasks.find_exercise", lambda data, name: exercise_in(data, name)
@@ -270,6 +271,7 @@ def paper(data: str) -> float:
     return PUBLISHED["ViT-H/14 (JFT)"][data.removeprefix("vtab/").split(":")[0]]
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_run_again(partial: Path) -> None:
     finetune = FakeFinetune()
     vtab("Ti/16", str(partial), run="mine", tasks="dtd", finetune=finetune)
@@ -282,6 +284,7 @@ def test_what_is_done_is_not_run_again(partial: Path) -> None:
     assert len(finetune.calls) == 6
 
 
+@pytest.mark.slow
 def test_the_same_command_is_the_same_run(partial: Path) -> None:
     finetune = FakeFinetune()
     first = vtab("Ti/16", str(partial), tasks="dtd", finetune=finetune)
@@ -296,6 +299,7 @@ def test_the_same_command_is_the_same_run(partial: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_task_that_fails_leaves_the_others(partial: Path) -> None:
     def accuracy(data: str, changes: Sequence[str]) -> float:
         if "pets" in data:
@@ -324,6 +328,7 @@ def test_broken_data_is_a_failure_and_the_others_run(partial: Path) -> None:
         vtab("Ti/16", str(partial), tasks="dtd", run="mine", finetune=finetune)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on(partial: Path) -> None:
     finetune = FakeFinetune()
     finetune.stop_at = "pets"
@@ -375,6 +380,7 @@ def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_all_the_time_is_told_before_anything_starts(partial: Path) -> None:
     finetune, listener = FakeFinetune(), Notes()
     vtab(
@@ -584,6 +590,7 @@ def tiny_model(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("vitkit.transfer.vtab.tasks.SHAPES_TEST", 100)
@@ -611,6 +618,7 @@ def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads((tmp_path / "runs" / "mine" / RESULTS).read_text()) == document.to_json()
 
 
+@pytest.mark.slow
 def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.transfer.vtab.tasks.SHAPES_TEST", 64)
     model, listener = tiny_model(tmp_path / "tiny"), Notes()

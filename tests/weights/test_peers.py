@@ -401,6 +401,7 @@ NPZ: dict[str, tuple[ModelConfig, Callable[[], nn.Module]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", NPZ)
 def test_timms_reader_of_npz_reads_ours(case: str, tmp_path: Path) -> None:
     config, create = NPZ[case]

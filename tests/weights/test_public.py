@@ -231,6 +231,7 @@ def run(commands: list[list[str]], hub: Hub, home: Path, **environment: str) -> 
     return [tuple(row) for row in json.loads(answer.stdout)]
 
 
+@pytest.mark.slow
 def test_weights_are_fetched_once_and_then_found_offline(
     hub: Hub, repository: dict[str, bytes], tmp_path: Path
 ) -> None:

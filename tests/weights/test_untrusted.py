@@ -457,6 +457,7 @@ def write_npz(tensors: Tensors, path: Path) -> None:
     path.write_bytes(as_npz(tensors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_tensor_of_another_shape_is_refused(layout: str, tmp_path: Path) -> None:
     _, sound = LAYOUTS[layout]
@@ -927,6 +928,7 @@ def test_nothing_is_written_in_any_format(to: str, refuse: Callable[..., str], t
     refuse(write(tmp_path, "model.safetensors", CONTAINERS["model.safetensors"][:-1]), to=to)
 
 
+@pytest.mark.slow
 def test_the_commands_exit_status(tmp_path: Path) -> None:
     """The same in a process of its own: one line, no traceback, status 2."""
     path = write(tmp_path, "model.npz", CONTAINERS["model.npz"][:1000])

@@ -28,6 +28,7 @@ PARTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(PARTS, max_size=3).map("".join))
 def test_braces_are_expanded_as_the_library_that_webdataset_uses_does(text: str) -> None:
     assert expand_braces(text) == list(braceexpand.braceexpand(text))
