@@ -150,7 +150,7 @@ def test_hybrid_at_both_resolutions(name: str, at_224: int, at_384: int) -> None
 )
 def test_hybrid_backbone_alone(units: tuple[int, ...], expected: int) -> None:
     config = HybridConfig(width=8, depth=1, heads=2, mlp_width=8, patch=1, backbone_units=units)
-    assert cost_of(config).parts["backbone"]["parameters"] == expected
+    assert cost_of(config).parts["backbone"].parameters == expected
     with torch.device("meta"):
         model = build(config)
     backbone = model.get_submodule("patch_embed.backbone")
