@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import torch
@@ -29,9 +28,11 @@ import torch
 import vitkit
 from vitkit.doctor import cpu_name
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tiny runs of the tests
+from tests.training import tiny_runs
+
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "kill.json"
-TINY = run_path(str(ROOT / "tests" / "train" / "tiny_runs.py"))
 SETTINGS = [
     *("duration=400", "log_every=7", "evaluate_every=31", "checkpoint_every=2", "micro_batch=8"),
     *("model.dropout=0.1", "model.stochastic_depth=0.1", "average=0.9", "optimizer.momentum_dtype=bfloat16"),
@@ -85,7 +86,7 @@ def main() -> None:
     moment = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        recipe = TINY["write_recipe"](folder)
+        recipe = tiny_runs.write_recipe(folder)
         straight = start(recipe, folder / "straight")
         kills = []
         for number in range(arguments.kills):
@@ -93,9 +94,9 @@ def main() -> None:
             print(f"{number + 1:3}  {kills[-1]}", flush=True)
         if start(recipe, folder / "killed").wait() or straight.wait():
             raise SystemExit("a run that was left alone failed")
-        different = TINY["differences"](folder / "straight", folder / "killed")
-        compared = len(TINY["tensors"](folder / "straight"))
-        steps = len(TINY["lines"](folder / "straight"))
+        different = tiny_runs.differences(folder / "straight", folder / "killed")
+        compared = len(tiny_runs.tensors(folder / "straight"))
+        steps = len(tiny_runs.lines(folder / "straight"))
     places = Counter(entry["where"] for entry in kills)
     for place, count in places.most_common():
         print(f"{count:4}  {place}")

@@ -30,7 +30,7 @@ import torch
 import yaml
 
 from vitkit import train
-from vitkit.cli.following import Lines
+from vitkit.cli.progress import Lines
 from vitkit.config import merge
 from vitkit.world import World
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import statistics
 import subprocess
@@ -81,6 +83,15 @@ def test_imports_keep_to_the_layers(path: Path) -> None:
     elif part in STORIES:
         assert used <= {*order, part}
     assert not PEERS & {name.split(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_benchmarks_import_what_there_is(path: Path) -> None:
+    for name in imports(path):
+        if name.startswith(("vitkit.", "tests.")):
+            module, _, attribute = name.rpartition(".")
+            found = importlib.import_module(module)
+            assert hasattr(found, attribute) or importlib.util.find_spec(name), f"{path.name} imports {name}"
 
 
 def test_no_module_has_a_name_to_avoid() -> None:
