@@ -352,9 +352,9 @@ def test_the_result_transfers_as_it_is(
     shapes = ("data.train=shapes:train[:64,size=8]", "data.pipeline=resize(8)|flip", "data.workers=0")
     tiny_runs.run_tiny(Path(run), *changes, *shapes, "duration=2", "data.evaluate=null")
     data: dict[str, Any] = {"evaluate": "digits:test[:50]", "device": "cpu"}
-    found = fewshot(run, "digits:train[:300]", shots=[2], seeds=1, **data)
-    found |= {"neighbours": knn(run, "digits:train[:300]", k=3, **data)["results"]}
-    assert all(0.1 < row["accuracy"] <= 1 for row in (*found["results"], *found["neighbours"]))
+    shots = fewshot(run, "digits:train[:300]", shots=[2], seeds=1, **data)
+    neighbours = knn(run, "digits:train[:300]", k=3, **data)
+    assert all(0.1 < row.accuracy <= 1 for row in (*shots.results, *neighbours.results))
     changes = ("protocol=paper", "image_size=8", "duration=2", "optimizer.learning_rate=1e-30")
     tuned = finetune(run, "digits:train[:300]", changes, run=str(tmp_path / "tuned"), device="cpu")
     assert tuned.status == "done"
