@@ -525,6 +525,7 @@ def test_the_page_states_numbers_and_conventions(vit: Any) -> None:
         assert text in answer.out
 
 
+@pytest.mark.slow
 def test_the_sizes_page_shows_published_figures(vit: Any) -> None:
     answer = vit("cost", "--table", "sizes")
     assert answer.status == 0

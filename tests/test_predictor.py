@@ -336,6 +336,7 @@ def test_images_are_looked_for_before_the_model_is_read(stored: SimpleNamespace)
     assert stored.asked == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not WEIGHTS.exists(), reason="needs the shared weights and photos")
 def test_accuracy_on_real_photos_is_timms() -> None:
     """86 of the 99 photos, as timm 1.0.30 measures with the same weights and preprocessing."""

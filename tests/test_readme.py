@@ -53,6 +53,7 @@ def test_the_commands_run(vit: Callable[..., Any], desk: Path) -> None:
         assert answer.status == 0, (command, answer.err)
 
 
+@pytest.mark.slow
 def test_the_python_runs(desk: Path) -> None:
     names: dict[str, Any] = {"images": torch.zeros(1, 3, 384, 384)}
     for block in blocks("python"):

@@ -75,6 +75,7 @@ def test_durations(seconds: float | None, words: str) -> None:
     assert duration(seconds) == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content"),
     [("run.json", "{"), ("run.json", "[" * 9999), ("config.yaml", "a: ["), ("config.yaml", "[" * 9999)],

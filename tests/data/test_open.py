@@ -120,6 +120,7 @@ def test_a_path_may_start_with_a_tilde_and_a_folder_have_a_suffix(
     assert open_data("~/photos.tar", default="train").where(0) == str(tmp_path / "photos.tar/train/a/1.png")
 
 
+@pytest.mark.slow
 def test_the_door_loads_no_library_before_it_is_needed() -> None:
     code = (
         "import sys, vitkit.data.open\n"

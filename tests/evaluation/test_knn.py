@@ -30,6 +30,7 @@ def reference(x: np.ndarray, y: np.ndarray, k: int, temperature: float) -> KNeig
     return KNeighborsClassifier(k, weights=weights, algorithm="brute", metric="cosine").fit(x, y)
 
 
+@pytest.mark.slow
 @given(
     st.integers(2, 60),
     st.integers(2, 20),

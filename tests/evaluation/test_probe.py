@@ -55,6 +55,7 @@ def test_equals_scikit_learns(l2: float, classes: int) -> None:
         np.testing.assert_allclose(*free, atol=1e-4)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 130), st.sampled_from([0, 2**30]))
 @settings(max_examples=8)
 def test_blocks_do_not_matter(block_size: int, kept_bytes: int) -> None:

@@ -17,6 +17,7 @@ def read(path: Path) -> np.ndarray:
         return np.array(picture.convert("RGB"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [1, 2, 11, 60, 101, 1000])
 def test_any_number_of_classes(tmp_path: Path, classes: int) -> None:
     matrix = np.diag(np.full(classes, 40)) + np.random.default_rng(0).integers(0, 2, (classes, classes))

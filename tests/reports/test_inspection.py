@@ -318,6 +318,7 @@ def test_photos_of_one_name_are_told_apart(tmp_path: Path, photos: Path) -> None
         assert sorted(headings) == names
 
 
+@pytest.mark.slow
 def test_few_images_are_prepared_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are many cores, too, and however many images there are."""
     monkeypatch.setattr("os.cpu_count", lambda: 64)

@@ -306,6 +306,7 @@ def test_pictures_of_a_run_without_labels_are_shown(tmp_path: Path) -> None:
     assert len(page.images) == 2
 
 
+@pytest.mark.slow
 def test_photos_have_the_names_that_an_inspection_gives_them(tmp_path: Path) -> None:
     """With their folders, whichever are drawn: the report's three are of one class here."""
     for kind, count in (("sand", 9), ("sea", 1)):

@@ -25,6 +25,8 @@ from tests.training.test_microbatch import limited as LIMITED
 from vitkit.errors import InputError
 from vitkit.runs import read_record
 
+# Groups of two processes take seconds to start.
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 # A checkpoint falls between two lines of metrics; 33 images are measured in unequal shares: 16 and 17.
 SETTINGS = [

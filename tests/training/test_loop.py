@@ -343,6 +343,7 @@ def test_graphs_need_a_gpu(tmp_path: Path) -> None:
 MAE = ("objective={name: mae, mask_share: 0.5, decoder_width: 16, decoder_depth: 1, patch_norm: false}",)
 
 
+@pytest.mark.slow
 def test_masked_autoencoding_trains_resumes_and_is_a_start(tmp_path: Path) -> None:
     """Through the same loop: each setting changes the loss, and the model, which has no head, starts another run."""
     mae = (*MAE, "data.evaluate=null")

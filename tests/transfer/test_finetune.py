@@ -447,6 +447,7 @@ def write_photos(folder: Path, splits: Sequence[str], count: int = 4) -> None:
             pixels.save(folder / split / name / f"{number}.png")
 
 
+@pytest.mark.slow
 def test_each_split_is_opened_once_and_the_start_is_loaded_once(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,6 +479,7 @@ def test_each_split_is_opened_once_and_the_start_is_loaded_once(
     assert len(set(data)) == len(data)
 
 
+@pytest.mark.slow
 def test_a_model_and_a_source_are_taken_by_value(model: str) -> None:
     by_name = finetune(model, DATA, PAPER, run="name", device="cpu")
     loaded, source = vitkit.load(model, device="cpu"), vitkit.open_data(DATA)
@@ -495,6 +497,7 @@ def test_a_result_reads_as_it_was_written(model: str) -> None:
     assert "mean_average_precision" not in result.to_json()
 
 
+@pytest.mark.slow
 def test_force_keeps_photos_that_lie_in_the_run(model: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"run": "./ft", "device": "cpu"}
     finetune(model, DATA, PAPER, **options)

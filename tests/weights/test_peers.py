@@ -193,6 +193,7 @@ def test_timm_hybrid_with_an_odd_size(tmp_path: Path) -> None:
     assert_same(ours, theirs, images_for(ours.config))
 
 
+@pytest.mark.slow
 def test_timm_bit(tmp_path: Path) -> None:
     theirs = randomize(timm.create_model("resnetv2_50x1_bit", num_classes=7))
     timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
@@ -214,6 +215,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_our_folder_opens_with_timm_and_transformers(name: str, tmp_path: Path) -> None:
     ours = with_random_weights(name, **FOLDERS[name])

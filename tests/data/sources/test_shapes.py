@@ -157,6 +157,7 @@ def test_shapes_fill_the_unit_circle(name: str) -> None:
     assert 0.3 < shape.sum() / (u * u + v * v < 1).sum() < 0.75
 
 
+@pytest.mark.slow
 def test_shapes_differ() -> None:
     for one, other in itertools.combinations(SHAPES, 2):
         assert max(overlap(inside(one), inside(other, turn / 48)) for turn in range(48)) < 0.93
