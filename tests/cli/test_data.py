@@ -93,7 +93,7 @@ def test_several_labels_are_told(vit: Vit, photos: Path) -> None:
     Path("t.csv").write_text(
         "path,label\nphotos/train/cat/1.png,a;b\nphotos/train/cat/2.png,\nphotos/train/cat/3.png,b\n"
     )
-    line = "all: several labels an image, 1.00 on average; images without any: 1"
+    line = "all: multi-label, 1.00 labels per image on average; images without any: 1"
     assert line in vit("data", "./t.csv:all").out.splitlines()
     assert "several labels" not in vit("data", "./photos").out
 

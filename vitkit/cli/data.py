@@ -97,7 +97,7 @@ def print_report(report: DataReport) -> None:
     for part in splits:
         if part.several_labels:
             print_line(
-                f"{part.split}: several labels an image, {part.labels / part.images:.2f} on average; "
+                f"{part.split}: multi-label, {part.labels / part.images:.2f} labels per image on average; "
                 f"images without any: {part.unlabelled:,}"
             )
     print_some(

@@ -114,7 +114,7 @@ def overall(result: Evaluation) -> list[list[str]]:
 
 
 def print_classes(result: dict[str, Any]) -> None:
-    """Print the classes of an evaluation's document that fare worst, and what each is taken for most often."""
+    """Print the classes with the lowest scores, and what each is most often predicted as."""
     rows, has_several = result["per_class"], "mean_average_precision" in result
     key = "average_precision" if has_several else "recall"
     worst = sorted(rows, key=lambda row: (row[key], -row["images"]))[:MOST_CLASSES]

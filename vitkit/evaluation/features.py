@@ -160,7 +160,7 @@ class StrengthRow(Result):
     accuracy: float
 
 
-def describe(predictor: Predictor, pair: Pair, protocol: str) -> FrozenResult:
+def head_of_result(predictor: Predictor, pair: Pair, protocol: str) -> FrozenResult:
     """Return what was measured, and how."""
     return FrozenResult(
         model=predictor.spec,

@@ -25,8 +25,8 @@ from vitkit.evaluation.features import (
     StrengthRow,
     check_classes,
     check_rows,
-    describe,
     frozen_features,
+    head_of_result,
     load_frozen,
     mean_and_spread,
     mean_and_std,
@@ -215,7 +215,7 @@ def fewshot(
         f"std is the sample's; {prepared}"
     )
     return FewShotResult(
-        **vars(describe(predictor, pair, protocol)),
+        **vars(head_of_result(predictor, pair, protocol)),
         results=tuple(results),
         notes=tuple(dict.fromkeys(notes)),
         seconds=time.perf_counter() - began,

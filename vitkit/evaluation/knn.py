@@ -25,8 +25,8 @@ from vitkit.evaluation.features import (
     Progress,
     check_classes,
     check_rows,
-    describe,
     frozen_features,
+    head_of_result,
     load_frozen,
     open_pair,
 )
@@ -184,7 +184,7 @@ def knn(
     found = neighbours.accuracies(test.x, test.labels, ks, temperatures)
     how = "cosine similarity to every image of train; the k nearest vote with exp(similarity / temperature)"
     return KNNResult(
-        **vars(describe(predictor, pair, how)),
+        **vars(head_of_result(predictor, pair, how)),
         results=tuple(KNNRow(number, float(heat), accuracy) for (number, heat), accuracy in found.items()),
         notes=tuple(dict.fromkeys((*predictor.notes, *train.notes, *test.notes))),
         seconds=time.perf_counter() - began,

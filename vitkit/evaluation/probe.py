@@ -26,8 +26,8 @@ from vitkit.evaluation.features import (
     StrengthRow,
     check_classes,
     check_rows,
-    describe,
     frozen_features,
+    head_of_result,
     load_frozen,
     mean_and_std,
     open_pair,
@@ -276,7 +276,7 @@ def probe(
         how += f", the best of {len(GRID)} on a tenth of train, then learned from all of train"
     how = f"multinomial logistic regression on standardised features, {how}"
     return ProbeResult(
-        **vars(describe(predictor, pair, how)),
+        **vars(head_of_result(predictor, pair, how)),
         accuracy=float(np.mean(fitted.predict(test.x) == test.labels)),
         l2=fitted.l2_,
         grid=tuple(StrengthRow(strength, value) for strength, value in fitted.grid_.items()),
