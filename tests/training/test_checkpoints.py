@@ -274,7 +274,13 @@ def test_metadata_of_a_stranger_runs_nothing(folder: Path, where: str) -> None:
     forge(checkpoint, b"\x80\x04nothing" if where == "no pickle" else pickle.dumps(content))
     found = latest(folder, refuse)
     assert found is not None
-    names = {"whole": "pathlib.Path", "entry": "pathlib.Path", "other tensor": ".*BytesStorageMetadata"}
+    names = {
+        "whole": "pathlib.Path",
+        "entry": "pathlib.Path",
+        "other tensor": ".*BytesStorageMetadata",
+        "other file": "the file '../00000020/",
+        "compressed": "data that is not stored as it is",
+    }
     what = f"it names {names[where]}" if where in names else "it can't be read"
     with pytest.raises(
         InputError, match=rf"metadata is not a description of tensors alone \({what}"
@@ -282,6 +288,19 @@ def test_metadata_of_a_stranger_runs_nothing(folder: Path, where: str) -> None:
         found.load(blank(example(30)))
     assert "\n" not in str(failure.value)
     assert not written.exists()
+
+
+@pytest.mark.slow
+def test_a_stranger_is_refused_without_asserts_too(folder: Path) -> None:
+    checkpoint = folder / "00000030"
+    content = described(checkpoint)
+    next(iter(content.storage_data.values())).relative_path = "../00000020/__0_0.distcp"
+    forge(checkpoint, pickle.dumps(content))
+    code = f"from vitkit.training.checkpoints import _Reader; _Reader({str(checkpoint)!r}).read_metadata()"
+    answer = subprocess.run(
+        [sys.executable, "-O", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode and "it names the file '../00000020/" in answer.stderr
 
 
 def test_a_folder_with_the_name_of_another_step(folder: Path) -> None:

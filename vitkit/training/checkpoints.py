@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 import shutil
@@ -32,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from vitkit.errors import InputError
-from vitkit.files import digest
+from vitkit.files import digest, sync
 
 Result = TypeVar("Result")
 STATE, MANIFEST = "state.json", "manifest.json"
@@ -163,13 +162,7 @@ class _Reader(dcp.FileSystemReader):
         try:
             with open(path, "rb") as file:
                 metadata = _Unpickler(file).load()
-            assert isinstance(metadata, Metadata)
-            assert all(
-                type(entry) is TensorStorageMetadata for entry in metadata.state_dict_metadata.values()
-            )
-            for info in metadata.storage_data.values():
-                assert type(info) is _StorageInfo and not getattr(info, "transform_descriptors", None)
-                assert re.fullmatch(r"__\d+_\d+\.distcp", info.relative_path)
+            _check_metadata(metadata)
         except OSError:
             raise
         except Exception as error:
@@ -180,6 +173,20 @@ class _Reader(dcp.FileSystemReader):
             ) from None
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
+
+
+def _check_metadata(metadata: Any) -> None:
+    """Refuse what is not tensors alone, each in a file of the checkpoint's own; not by asserts, which -O removes."""
+    if not isinstance(metadata, Metadata):
+        raise _NotMetadata(type(metadata).__name__)
+    for entry in metadata.state_dict_metadata.values():
+        if type(entry) is not TensorStorageMetadata:
+            raise _NotMetadata(type(entry).__name__)
+    for info in metadata.storage_data.values():
+        if type(info) is not _StorageInfo or getattr(info, "transform_descriptors", None):
+            raise _NotMetadata("data that is not stored as it is")
+        if not re.fullmatch(r"__\d+_\d+\.distcp", info.relative_path):
+            raise _NotMetadata(f"the file {info.relative_path!r}")
 
 
 class _NotMetadata(Exception):
@@ -307,16 +314,16 @@ def _finish(part: Path, path: Path, state: Mapping[str, Any], files: dict[str, d
     for name in files:
         if not (part / name).exists():
             raise InputError(f"{path.parent} is not one folder to all ranks; use one on a shared file system")
-    _write(part / STATE, json.dumps(state, indent=2, allow_nan=False))
+    (part / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     files |= _digests(part, iter([part / STATE, part / ".metadata"]))
-    _write(part / MANIFEST, json.dumps({"files": files}, indent=2))
-    _sync_folder(part)
+    (part / MANIFEST).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
+    sync(part / STATE, part / MANIFEST, part)
     if path.exists():
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
     part.rename(path)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:
@@ -358,20 +365,3 @@ def _verified(path: Path) -> Checkpoint:
     if not isinstance(state, dict) or state.get("step", _step(path)) != _step(path):
         raise ValueError("its name is not its step, so that it was renamed or mixed up with another")
     return Checkpoint(_step(path), path, state)
-
-
-def _write(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make names in a folder outlast a power cut, where the system lets a folder be opened."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
