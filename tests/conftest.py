@@ -15,6 +15,8 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["NO_COLOR"] = "1"
+# A test module that starts itself as a program imports helpers from tests, as it does here.
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 # A machine for GPU tests need not have these: modules that import them are not collected there.
 NEEDED = ("braceexpand", "hypothesis", "timm", "transformers", "webdataset")
