@@ -78,12 +78,12 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_predictions_are_the_models_probabilities(small: Predictor, files: list[Path]) -> None:
     [guesses] = small.predict(files[0], top=7)
     probabilities = small.model(module.prepare(files[0], PREPROCESSING)[None]).softmax(-1)[0]
-    assert {guess["index"] for guess in guesses} == set(range(7))
-    assert sum(guess["probability"] for guess in guesses) == pytest.approx(1)
+    assert {guess.index for guess in guesses} == set(range(7))
+    assert sum(guess.probability for guess in guesses) == pytest.approx(1)
     for guess in guesses:
-        assert guess["name"] == NAMES[guess["index"]]
-        assert guess["probability"] == pytest.approx(probabilities[guess["index"]].item(), rel=1e-5)
-    shares = [guess["probability"] for guess in guesses]
+        assert guess.name == NAMES[guess.index]
+        assert guess.probability == pytest.approx(probabilities[guess.index].item(), rel=1e-5)
+    shares = [guess.probability for guess in guesses]
     assert shares == sorted(shares, reverse=True) and shares[0] > 1.1 / 7
 
 
@@ -100,8 +100,8 @@ def test_classes_that_hold_together_have_probabilities_of_their_own(
     for found in (load(path, device="cpu"), load(again, device="cpu")):
         [guesses] = found.predict(files[0], top=7)
         expected = model(module.prepare(files[0], found.preprocessing)[None]).sigmoid()[0]
-        assert [guess["index"] for guess in guesses] == expected.argsort(descending=True).tolist()
-        assert [guess["probability"] for guess in guesses] == pytest.approx(
+        assert [guess.index for guess in guesses] == expected.argsort(descending=True).tolist()
+        assert [guess.probability for guess in guesses] == pytest.approx(
             expected.sort(descending=True).values.tolist(), rel=1e-4
         )
     assert not load(path, device="cpu", num_classes=3).several_labels
@@ -154,7 +154,7 @@ def test_every_form_of_an_image_gives_the_same(small: Predictor, files: list[Pat
         assert small.predict(form) == expected
         assert np.array_equal(small.embed(form), small.embed(files[3]))
     together = small.predict(forms)
-    assert [guesses[0]["index"] for guesses in together] == [expected[0][0]["index"]] * len(forms)
+    assert [guesses[0].index for guesses in together] == [expected[0][0].index] * len(forms)
 
 
 def test_a_batch_in_one_array_or_tensor_is_several_images(small: Predictor) -> None:
@@ -176,13 +176,13 @@ def test_batches_change_nothing_and_keep_the_order(
     assert np.abs(alone[:, None] - alone[None]).max(-1)[~np.eye(10, dtype=bool)].min() > 1e-3
     for guesses, file in zip(small.predict(files, batch_size=batch_size), files, strict=True):
         [expected] = small.predict(file)
-        assert [guess["index"] for guess in guesses] == [guess["index"] for guess in expected]
+        assert [guess.index for guess in guesses] == [guess.index for guess in expected]
 
 
 def test_features_are_what_the_head_reads(small: Predictor, files: list[Path]) -> None:
     features = torch.from_numpy(small.embed(files))
     logits = small.model.classify(features)
-    assert logits.argmax(-1).tolist() == [guesses[0]["index"] for guesses in small.predict(files)]
+    assert logits.argmax(-1).tolist() == [guesses[0].index for guesses in small.predict(files)]
 
 
 def test_no_images(small: Predictor) -> None:
@@ -265,12 +265,12 @@ def test_files_that_fail_are_reported_in_their_place(
     bad.touch()
     mixed = [files[0], bad, bad, bad, files[1]]
     answers = list(small.predict_files(mixed, top=1, batch_size=2))
-    assert [answer["image"] for answer in answers] == [str(file) for file in mixed]
-    assert ["error" in answer for answer in answers] == [False, True, True, True, False]
-    assert answers[1] == {"image": str(bad), "error": f"cannot read {bad}: it is empty"}
+    assert [answer.image for answer in answers] == [str(file) for file in mixed]
+    assert [answer.error is not None for answer in answers] == [False, True, True, True, False]
+    assert answers[1].to_json() == {"image": str(bad), "error": f"cannot read {bad}: it is empty"}
     for answer, [guess] in zip([answers[0], answers[4]], small.predict(files[:2], top=1), strict=True):
-        assert answer["top"][0]["index"] == guess["index"]
-        assert answer["top"][0]["probability"] == pytest.approx(guess["probability"], rel=1e-5)
+        assert answer.top is not None and answer.top[0].index == guess.index
+        assert answer.top[0].probability == pytest.approx(guess.probability, rel=1e-5)
 
 
 def test_load_passes_everything_on(stored: SimpleNamespace) -> None:
@@ -324,9 +324,10 @@ def test_devices() -> None:
 def test_predict_is_what_json_prints(stored: SimpleNamespace, files: list[Path]) -> None:
     answers = predict("x", files[0].parent, top=2, names=NAMES, device="cpu", image_size=32, accept=["a"])
     assert stored.asked["image_size"] == 32 and stored.asked["accept"] == ["a"]
-    assert [answer["image"] for answer in answers] == sorted(map(str, files))
-    assert all([*guess] == ["name", "index", "probability"] for guess in answers[0]["top"])
-    assert len(answers[0]["top"]) == 2
+    assert [answer.image for answer in answers] == sorted(map(str, files))
+    document = answers[0].to_json()
+    assert [*document] == ["image", "top"] and len(document["top"]) == 2
+    assert all([*guess] == ["name", "index", "probability"] for guess in document["top"])
     assert predict("x", files[0]) == predict("x", [str(files[0])])
 
 
@@ -343,7 +344,10 @@ def test_accuracy_on_real_photos_is_timms() -> None:
     photos = sorted((SHARED / "data" / "imagenet" / "samples").iterdir())
     synsets = (SHARED / "data" / "imagenet" / "synsets.txt").read_text().split()
     answers = predict(WEIGHTS, photos, top=1)
-    right = [synsets[answer["top"][0]["index"]] == Path(answer["image"]).name[:9] for answer in answers]
+    right = [
+        answer.top is not None and synsets[answer.top[0].index] == Path(answer.image).name[:9]
+        for answer in answers
+    ]
     assert (sum(right), len(right)) == (86, 99)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +19,28 @@ from vitkit.data.threads import map_in_order
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing, Resample, Size
 from vitkit.models.model import Model
+from vitkit.results import Result
 
 Images = ImageSource | Iterable[ImageSource]
 Names = str | os.PathLike[str] | Sequence[str]
 
 
-class Prediction(TypedDict):
+@dataclass(frozen=True)
+class Prediction(Result):
     """One class and how likely it is."""
 
     name: str
     index: int
     probability: float
+
+
+@dataclass(frozen=True)
+class PredictedImage(Result):
+    """An image file with its likeliest classes, the likeliest first, or with the reason why it can't be read."""
+
+    image: str
+    top: tuple[Prediction, ...] | None = field(default=None, metadata={"optional": True})
+    error: str | None = field(default=None, metadata={"optional": True})
 
 
 class Predictor:
@@ -87,12 +98,15 @@ class Predictor:
 
     def predict_files(
         self, files: Iterable[str | os.PathLike[str]], top: int = 5, batch_size: int = 32
-    ) -> Iterator[dict[str, Any]]:
-        """Yield {"image", "top"} for each file in order, {"image", "error"} for one that can't be read."""
+    ) -> Iterator[PredictedImage]:
+        """Yield each file's most likely classes, in order, or its error where it can't be read."""
         files = list(files)
         for file, row in zip(files, self._predictions(files, top, batch_size), strict=True):
-            answer = {"error": str(row)} if isinstance(row, InputError) else {"top": row}
-            yield {"image": os.fspath(file), **answer}
+            name = os.fspath(file)
+            if isinstance(row, InputError):
+                yield PredictedImage(name, error=str(row))
+            else:
+                yield PredictedImage(name, tuple(row))
 
     def logits(self, batch: Tensor) -> Tensor:
         """Return the logits of prepared images on the CPU."""
@@ -125,7 +139,7 @@ class Predictor:
         probabilities = logits.sigmoid() if self.several_labels else logits.softmax(-1)
         probabilities, indices = probabilities.topk(min(top, len(self.class_names)))
         return [
-            {"name": self.class_names[index], "index": index, "probability": probability}
+            Prediction(self.class_names[index], index, probability)
             for index, probability in zip(indices.tolist(), probabilities.tolist(), strict=True)
         ]
 
@@ -220,8 +234,8 @@ def predict(
     image_size: Size | None = None,
     accept: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Return what `vit predict --json` prints: the likeliest classes of image files and folders."""
+) -> list[PredictedImage]:
+    """Return the likeliest classes of image files and of folders of them."""
     files = find_images(images)
     predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
     results = []

@@ -63,7 +63,7 @@ def test_table(vit: Callable[..., Any], folder: Path) -> None:
     assert len(lines) == 2 + 3 * 5
     [expected] = vitkit.load("M").predict(folder / "1.png", top=1)
     [row] = [line for line in lines if str(folder / "1.png") in line]
-    assert expected[0]["name"] in row and row.endswith(f"{expected[0]['probability']:.1%}")
+    assert expected[0].name in row and row.endswith(f"{expected[0].probability:.1%}")
     assert sum("[bold]dog[/bold]" in line for line in lines) > 0
 
 
@@ -71,7 +71,7 @@ def test_json(vit: Callable[..., Any], folder: Path) -> None:
     answer = vit("predict", "M", str(folder), "--json", "--device", "cpu")
     assert answer.status == 0
     document = json.loads(answer.out)
-    assert document == vitkit.predict("M", folder, device="cpu")
+    assert document == [row.to_json() for row in vitkit.predict("M", folder, device="cpu")]
     assert [entry["image"] for entry in document] == [str(folder / f"{index}.png") for index in range(3)]
     for entry in document:
         assert len(entry["top"]) == 5
@@ -87,9 +87,10 @@ def test_csv(vit: Callable[..., Any], folder: Path) -> None:
     assert [*rows[0]] == ["image", "rank", "name", "index", "probability"]
     for entry, chunk in zip(expected, (rows[:7], rows[7:]), strict=True):
         assert [row["rank"] for row in chunk] == [str(rank) for rank in range(1, 8)]
-        assert {row["image"] for row in chunk} == {entry["image"]}
-        assert [row["name"] for row in chunk] == [guess["name"] for guess in entry["top"]]
-        assert [float(row["probability"]) for row in chunk] == [g["probability"] for g in entry["top"]]
+        assert {row["image"] for row in chunk} == {entry.image}
+        assert entry.top is not None
+        assert [row["name"] for row in chunk] == [guess.name for guess in entry.top]
+        assert [float(row["probability"]) for row in chunk] == [guess.probability for guess in entry.top]
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]])
@@ -208,5 +209,5 @@ def test_the_page_runs(
     for kind, block in blocks:
         if kind == "python":
             exec(block, names)
-    assert names["best"][0]["name"] in NAMES
+    assert names["best"][0].name in NAMES
     assert names["features"].shape == (2, 32) and len(names["answers"]) == 1

@@ -99,7 +99,7 @@ def test_files_numbers_and_pictures(tmp_path: Path, photos: Path) -> None:
     assert [photo.image for photo in result.photos] == [str(used[0]), str(used[3])]
     tops = predictor.predict([used[0], used[3]])
     assert [photo.top for photo in result.photos] == tops
-    assert [photo.target for photo in result.photos] == [top[0]["name"] for top in tops]
+    assert [photo.target for photo in result.photos] == [top[0].name for top in tops]
     cost = cost_of(predictor.model.config)
     assert (result.cost.parameters, result.cost.macs) == (cost.parameters, cost.macs)
     assert f"{cost.parameters:,}" in page.text

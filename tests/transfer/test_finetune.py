@@ -80,8 +80,7 @@ def test_the_papers_protocol_to_the_end(model: str) -> None:
     assert predictor.model.config.pre_logits == 0
     test = vitkit.open_data("digits:test")
     right = [
-        row[0]["index"] == label
-        for row, label in zip(predictor.predict(test.images), test.labels, strict=True)
+        row[0].index == label for row, label in zip(predictor.predict(test.images), test.labels, strict=True)
     ]
     assert result.accuracy == pytest.approx(np.mean(right), abs=0.01)
     assert {path.name for path in Path(result.run, "evaluation").iterdir()} >= {

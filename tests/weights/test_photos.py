@@ -38,7 +38,7 @@ def label(photo: Path) -> int:
 def count_right(spec: str | Path) -> int:
     predictor = vitkit.load(spec, device="cpu")
     answers = predictor.predict(photos(), top=1)
-    return sum(answer[0]["index"] == label(photo) for answer, photo in zip(answers, photos(), strict=True))
+    return sum(answer[0].index == label(photo) for answer, photo in zip(answers, photos(), strict=True))
 
 
 def test_logits_of_photos_are_timms() -> None:

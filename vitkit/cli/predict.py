@@ -43,11 +43,11 @@ def predict(
         note(line)
     with progress_bar("predicting") if len(files) > batch_size else nullcontext() as progress:
         results = run_predict(predictor, files, top=top, batch_size=batch_size, progress=progress)
-    failures = [result["error"] for result in results if "error" in result]
+    failures = [result.error for result in results if result.error is not None]
     rows = [
-        (result["image"], rank, guess["name"], guess["index"], guess["probability"])
+        (result.image, rank, guess.name, guess.index, guess.probability)
         for result in results
-        for rank, guess in enumerate(result.get("top", ()), start=1)
+        for rank, guess in enumerate(result.top or (), start=1)
     ]
     if json:
         print_json(results)

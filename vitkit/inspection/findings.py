@@ -248,7 +248,7 @@ def _map_photos(
 
     tops = found.attempt("prediction", predict)
     advance(len(kept))
-    classes = [top[0]["index"] if target is None else target for top in tops or ()]
+    classes = [top[0].index if target is None else target for top in tops or ()]
     shares = options.residual, options.discard
     methods: dict[str, Callable[[], np.ndarray]] = {
         "rollout": lambda: rollout(predictor, images, options.fuse, *shares, batch_size=batch_size),

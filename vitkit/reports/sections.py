@@ -107,9 +107,9 @@ def _card(photo: Photo, is_open: bool) -> Html:
 
 def _guess(guess: Prediction) -> Html:
     """Return a class and its probability, over a bar as long as that."""
-    share = guess["probability"]
+    share = guess.probability
     words = f"{share:.1%}" if share >= 0.0005 else "< 0.1%"
-    return element("li", element("span", guess["name"]), element("b", words), style=f"--share:{share:.2%}")
+    return element("li", element("span", guess.name), element("b", words), style=f"--share:{share:.2%}")
 
 
 def drawn(found: Findings, name: str) -> Html:
