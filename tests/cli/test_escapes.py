@@ -14,9 +14,10 @@ from PIL import Image
 from rich.console import Console
 
 import vitkit
-from vitkit.cli.output import note, print_csv, print_table, visible
+from vitkit.cli.output import note, print_csv, print_table
 from vitkit.cli.progress import Bar
 from vitkit.models.configs import Preprocessing
+from vitkit.notes import visible
 
 Vit = Callable[..., Any]
 CLASSES = ["\x1b[2J", "\x07bell"]

@@ -319,6 +319,15 @@ def test_a_failed_download_is_one_line(error: Exception, monkeypatch: pytest.Mon
     assert "\n" not in str(raised.value)
 
 
+def test_an_announcement_shows_escape_sequences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: 1 / 0)
+    with pytest.raises(InputError):
+        load_model("hf-hub:someone/\x1b[2Jmodel")
+    assert capsys.readouterr().err == "weights: someone/\\x1b[2Jmodel from the Hugging Face hub\n"
+
+
 def test_a_repository_without_safetensors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Older repositories have pytorch_model.bin alone; it is asked for only then."""
     asked: list[list[str]] = []

@@ -23,7 +23,7 @@ from vitkit.cli.finetune import finetune
 from vitkit.cli.inspection import inspect
 from vitkit.cli.knn import knn
 from vitkit.cli.models import models
-from vitkit.cli.output import StandardOutput, note, visible
+from vitkit.cli.output import StandardOutput, note
 from vitkit.cli.pack import pack
 from vitkit.cli.predict import predict
 from vitkit.cli.probe import probe
@@ -34,6 +34,7 @@ from vitkit.cli.runs import runs
 from vitkit.cli.train import train
 from vitkit.cli.vtab import vtab
 from vitkit.errors import InputError, did_you_mean
+from vitkit.notes import visible
 
 VERBS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart,

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, TextIO
 
+from vitkit.notes import visible
 from vitkit.results import as_json
-
-# C0, DEL and C1, which move the cursor or change the terminal, and marks that reverse the order of text.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def visible(text: str, keep: str = "\n\t") -> str:
-    """Return a text with its control characters escaped, as in \\x1b: names of classes and files may hold any."""
-
-    def escape(match: re.Match[str]) -> str:
-        return match[0] if match[0] in keep else match[0].encode("unicode_escape").decode()
-
-    return CONTROL.sub(escape, text)
 
 
 class StandardOutput:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vitkit.cli.output import note, visible
+from vitkit.cli.output import note
+from vitkit.notes import visible
 
 if TYPE_CHECKING:
     from vitkit.training.log import Listener

@@ -30,7 +30,7 @@ from vitkit.models.configs import (
 )
 from vitkit.models.model import Model
 from vitkit.models.names import canonical_name, default_preprocessing, find_name, model_config, size_in_name
-from vitkit.notes import Note
+from vitkit.notes import Note, visible
 from vitkit.weights.files import FileError, Tensors, file_size, read_header, read_json, read_tensors
 from vitkit.weights.folder import Stored, from_json, preprocessing_in_words, sidecar
 from vitkit.weights.formats import LAYOUTS, Layout
@@ -447,4 +447,4 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr)
+    print(visible(message), file=sys.stderr)
