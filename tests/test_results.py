@@ -60,16 +60,25 @@ def test_a_result_becomes_plain_json() -> None:
 
 
 @dataclass(frozen=True)
+class Mean(Result):
+    mean: float
+
+
+@dataclass(frozen=True)
 class Kept(Result):
     row: Row | None
     by_name: Mapping[str, Row]
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Row, ...] | tuple[Mean, ...] = ()
     best: float | None = None
 
 
 def test_a_result_is_read_back_from_its_json() -> None:
     row = Row("cat", 0.5)
-    for kept in (Kept(row, {"a": row}, (row, row), 0.25), Kept(None, {})):
+    for kept in (
+        Kept(row, {"a": row}, (row, row), 0.25),
+        Kept(None, {}),
+        Kept(None, {}, (Mean(0.5),)),
+    ):
         assert from_json(Kept, {**kept.to_json(), "of another program": 1}) == kept
     assert from_json(Kept, {"row": None, "by_name": {}}) == Kept(None, {})
 

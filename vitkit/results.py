@@ -8,6 +8,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union
 
@@ -66,7 +67,11 @@ def _restored(hint: Any, value: Any) -> Any:
     if value is None:
         return None
     if origin in (Union, types.UnionType):
-        return _restored(next(option for option in arguments if option is not type(None)), value)
+        *others, last = [option for option in arguments if option is not type(None)]
+        for option in others:
+            with suppress(TypeError):  # the document has not the keys of this one
+                return _restored(option, value)
+        return _restored(last, value)
     if isinstance(hint, type) and issubclass(hint, Result):
         return from_json(hint, value)
     if origin in (tuple, list, Sequence):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from vitkit.data.sources import vtab as vtab_source
 from vitkit.data.sources.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.evaluation.imagenet import WORDNET_IDS
@@ -224,8 +225,16 @@ def test_reals_mean_and_deviation_are_its_own(
 
 
 @pytest.mark.slow
-def test_vtab_with_all_of_it(tmp_path: Path) -> None:
+def test_vtab_with_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_vtab(tmp_path / "data")
+    opened: list[tuple[str, ...]] = []
+
+    def reading(folder: Path, splits: Sequence[str], *arguments: Any) -> Any:
+        opened.append((folder.name, *splits))
+        return read_lists(folder, splits, *arguments)
+
+    read_lists = vtab_source._read_lists
+    monkeypatch.setattr(vtab_source, "_read_lists", reading)
     result = run_suite("./model", "paper", "./data", CHANGES, seeds=2, device="cpu", run="mine")
     assert result.status == "done", result.failures
     row = result.results["vtab"]
@@ -233,7 +242,8 @@ def test_vtab_with_all_of_it(tmp_path: Path) -> None:
         "mean of 1 task, not the official images; the paper's is of all 19",
         f"changed: {', '.join(CHANGES)}",
     )
-    document = json.loads(Path("runs/mine/vtab/results.json").read_text())
+    assert len(opened) == len(set(opened))
+    document = json.loads(Path("runs/mine/vtab/vtab.json").read_text())
     assert document["steps"] == 2 and document["changes"] == [
         "image_size=8",
         "schedule.warmup=1",

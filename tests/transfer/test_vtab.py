@@ -13,6 +13,7 @@ import pytest
 
 from vitkit.config import from_dict, merge
 from vitkit.costs import cost_of
+from vitkit.data.sources import vtab as vtab_source
 from vitkit.data.sources.vtab import TASKS
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features
@@ -28,7 +29,6 @@ from vitkit.transfer.head import FeatureNotes
 from vitkit.transfer.vtab import run
 from vitkit.transfer.vtab.document import OverallMean, TaskResult, VtabResult
 from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, operations_of, protocol_in_words
-from vitkit.transfer.vtab.run import RESULTS
 from vitkit.transfer.vtab.tasks import PRACTICE, PUBLISHED, Exercise, Missing, find_exercise, group_means
 
 BOTH = ("train800val200", "test")
@@ -36,15 +36,15 @@ GROUP_OF = {name: task.group for name, task in TASKS.items()}
 
 
 def write_task(folder: Path, name: str, test: int | None = None) -> None:
-    """Write a task in the shared layout: one image to learn and one to measure, which nothing decodes."""
+    """Write a task in the shared layout: one image to learn, to tune and to measure, which nothing decodes."""
     task = TASKS[name]
     place = folder / (task.folder or name)
     (place / "images").mkdir(parents=True)
     total = 1000 + (task.sizes[2] if test is None else test)
-    for image in ("train.jpg", "test.jpg"):
+    for image in ("train.jpg", "val.jpg", "test.jpg"):
         (place / "images" / image).touch()
     lines = [
-        f"images/{'train' if number < 1000 else 'test'}.jpg {number % task.num_classes}"
+        f"images/{'train' if number < 800 else 'val' if number < 1000 else 'test'}.jpg {number % task.num_classes}"
         for number in range(total)
     ]
     parts = {"train800": lines[:800], "val200": lines[800:1000], "train800val200": lines[:1000]}
@@ -60,6 +60,12 @@ def vtab(*arguments: Any, finetune: FakeFinetune | None = None, **options: Any) 
         return run.vtab(*arguments, **options)
 
 
+def recorded(run: str, document: VtabResult) -> dict[str, Any]:
+    """Return what a run's record says of what its document says."""
+    record = json.loads(Path("runs", run, "vtab.json").read_text())
+    return {name: record[name] for name in document.to_json()}
+
+
 class FakeFinetune:
     """Answers as run_finetuning does, and remembers what it was asked."""
 
@@ -68,8 +74,13 @@ class FakeFinetune:
         self.calls: list[dict[str, Any]] = []
         self.stop_at: str | None = None
         self.step = 0.0
+        self.makes_plans = False
 
-    def __call__(self, request: FinetuneRequest, make: object, path: Path, **options: Any) -> FinetuneResult:
+    def __call__(
+        self, request: FinetuneRequest, make: Callable[[], object], path: Path, **options: Any
+    ) -> FinetuneResult:
+        if self.makes_plans:
+            make()
         self.calls.append({**request.to_json(), "run": str(path), **options})
         if self.stop_at and self.stop_at in request.data:
             return FinetuneResult(request, "stopped", str(path))
@@ -243,8 +254,8 @@ def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
     assert published.overall == pytest.approx((0.752 + 0.972 + 0.845) / 3)
     assert document.device_hours == pytest.approx(9 / 3600)
     assert Path(document.figure).read_bytes().startswith(b"\x89PNG")
-    text = (Path("runs/mine") / RESULTS).read_text()
-    assert json.loads(text) == document.to_json() and "NaN" not in text
+    assert recorded("mine", document) == document.to_json()
+    assert "NaN" not in Path("runs/mine/vtab.json").read_text()
 
 
 @pytest.mark.slow
@@ -378,6 +389,24 @@ def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
     assert document.words == (
         "vit: 2,500 steps of 512 images, learning rate chosen by val200, 384 px, mean of 2 seeds"
     )
+
+
+def test_each_split_is_opened_once(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the inventory, four runs of a sweep and the last run together."""
+    opened: list[tuple[str, ...]] = []
+
+    def reading(folder: Path, splits: Sequence[str], *arguments: Any) -> Any:
+        opened.append((folder.name, *splits))
+        return read_lists(folder, splits, *arguments)
+
+    read_lists = vtab_source._read_lists
+    monkeypatch.setattr(vtab_source, "_read_lists", reading)
+    finetune = FakeFinetune()
+    finetune.makes_plans = True
+    document = vtab("Ti/16", str(partial), tasks="dtd", sweep="lr", run="mine", finetune=finetune)
+    assert document.status == "done" and len(finetune.calls) == 5
+    assert sorted(split for name, split in opened if name == "dtd") == sorted(vtab_source.SPLITS)
+    assert len(opened) == len(set(opened))
 
 
 @pytest.mark.slow
@@ -615,7 +644,7 @@ def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.M
         )
         answers = FewShot().fit(train.x, train.labels).predict(test.x)
         assert by_name[name].accuracy == pytest.approx(np.mean(answers == test.labels))
-    assert json.loads((tmp_path / "runs" / "mine" / RESULTS).read_text()) == document.to_json()
+    assert recorded("mine", document) == document.to_json()
 
 
 @pytest.mark.slow

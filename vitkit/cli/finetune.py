@@ -105,10 +105,11 @@ def print_result(result: FinetuneResult) -> None:
         rows.append([f"  tried {tried.learning_rate:g}", f"{tried.accuracy:.2%} on the dev split"])
     print_table(f"{result.run}: done", ["", "value"], rows)
 
-    print_classes(result.evaluation)
+    assert result.evaluation is not None
+    print_classes(result.evaluation.to_json())
     if len(result.values) > 1:
         note("classes, evaluation/ and model are those of the first seed")
-    written = "pictures" if "confusion" in result.evaluation else "results"
+    written = "results" if result.evaluation.confusion is None else "pictures"
     note(f"{written}: {result.run}/evaluation; model: {result.model}")
     run = shlex.quote(result.run)
     note(f"next: vit predict {run} IMAGES, vit eval {run} DATA")

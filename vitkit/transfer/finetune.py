@@ -19,7 +19,7 @@ from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.evaluation.features import mean_and_spread
-from vitkit.evaluation.run import evaluate
+from vitkit.evaluation.run import Evaluation, evaluate
 from vitkit.files import folder_written_whole
 from vitkit.notes import Kind, Note, kind_of
 from vitkit.predictor import Predictor, choose_device
@@ -59,8 +59,8 @@ class TriedRate(Result):
     learning_rate: float
     accuracy: float
     "On the dev split."
-    kept: str
     seconds: float
+    kept: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class FinetuneResult(Result):
     values: tuple[float, ...] = ()
     seconds: float = 0.0
     device_hours: float = 0.0
-    evaluation: Any = None
+    evaluation: Evaluation | None = None
     "Of the first seed."
     notes: tuple[str, ...] = ()
     sweep_results: tuple[TriedRate, ...] = ()
@@ -237,7 +237,7 @@ def run_plan(
         assert plan.tuning and plan.tuning.dev
         found = run_once(plan, plan.tuning, folder, device, within, steps, rate)
         assert found.dev_accuracy is not None
-        tried.append(TriedRate(rate, found.dev_accuracy, found.kept, found.seconds))
+        tried.append(TriedRate(rate, found.dev_accuracy, found.seconds, found.kept))
         listener.note(f"learning rate {rate:g}: {found.dev_accuracy:.2%} on {plan.tuning.dev.data_name}")
     best = choose_rate(tried, listener) if tried else None
     # Without images of its own to choose by, the last run keeps what the sweep did.
@@ -245,12 +245,12 @@ def run_plan(
     head_alone = best is not None and plan.whole.dev is None and kept[best] == HEAD_ALONE
     base = int(merge({}, plan.changes).get("seed", 0))
     runs: list[ProtocolRun] = []
-    evaluations: list[dict[str, Any]] = []
+    evaluations: list[Evaluation] = []
     for seed, folder in enumerate(last):
         found = run_once(plan, plan.whole, folder, device, within, steps, best, base + seed, head_alone)
         out = path / "evaluation" if seed == 0 else None
         evaluations.append(
-            evaluate(found.model, plan.measured, device=device, out=out, force=True, progress=obey).to_json()
+            evaluate(found.model, plan.measured, device=device, out=out, force=True, progress=obey)
         )
         runs.append(found)
     with folder_written_whole(path / "model") as part:
@@ -377,12 +377,12 @@ def summarise(
     path: Path,
     request: FinetuneRequest,
     runs: Sequence[ProtocolRun],
-    evaluations: Sequence[dict[str, Any]],
+    evaluations: Sequence[Evaluation],
     tried: Sequence[TriedRate],
 ) -> FinetuneResult:
     """Return the result of all seeds; details are the first's."""
-    metric = "accuracy" if "accuracy" in evaluations[0] else "mean_average_precision"
-    values = [evaluation[metric] for evaluation in evaluations]
+    metric = "mean_average_precision" if plan.has_several_labels else "accuracy"
+    values = [getattr(evaluation, metric) for evaluation in evaluations]
     mean, std = mean_and_spread(values)
     seconds = sum(run.seconds for run in runs) + sum(rate.seconds for rate in tried)
     first, notes = runs[0], [str(note) for note in plan.notes]

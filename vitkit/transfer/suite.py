@@ -40,6 +40,7 @@ from vitkit.transfer.suite_data import SETS, VTAB, duration_of, find_real, find_
 from vitkit.transfer.vtab.document import VtabResult
 from vitkit.transfer.vtab.protocols import operations_of
 from vitkit.transfer.vtab.run import first_line, vtab
+from vitkit.transfer.vtab.tasks import Exercise
 from vitkit.weights.load import paths_in
 
 SEEDS = 3
@@ -202,12 +203,14 @@ def run_suite(
                 device=device,
                 force=force,
                 listener=within,
+                found=tasks,
             )
             return None if result.status == "stopped" else vtab_row(result, settings)
 
         flops = (
             operations_of("vit", task, start.config, steps=steps, seeds=seeds, sweep=None, changes=rest)
-            for task in tasks
+            for task in tasks.values()
+            if isinstance(task, Exercise)
         )
         jobs["vtab"] = Job(vtab_values, sum(flops))
     absent = {name: absent[name] for name in ROWS if name in absent and name not in jobs}

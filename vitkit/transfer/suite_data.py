@@ -12,7 +12,7 @@ from vitkit.data.sources.source import Absent, Source
 from vitkit.errors import InputError
 from vitkit.evaluation.real import read_real, validation_numbers
 from vitkit.transfer.config import part_changes
-from vitkit.transfer.vtab.tasks import Exercise, find_tasks
+from vitkit.transfer.vtab.tasks import Exercise, Missing, find_tasks
 
 # Classes, images to learn from and images to report on.
 SETS = {
@@ -83,20 +83,21 @@ def find_real(root: Path, imagenet: FoundSet | None) -> Path | str:
     return path
 
 
-def find_vtab(root: Path, changes: Sequence[str]) -> tuple[list[Exercise], str]:
-    """Return VTAB's tasks that are here, or why none is run."""
+def find_vtab(root: Path, changes: Sequence[str]) -> tuple[dict[str, Exercise | Missing], str]:
+    """Return VTAB's tasks where at least one is here, or why none is run."""
     folder = root / VTAB
     own, rest = part_changes(changes)
     if not folder.is_dir():
-        return [], f"{root} has no folder {VTAB}"
+        return {}, f"{root} has no folder {VTAB}"
     if own.protocol == "quick":
-        return [], "protocol=quick is none of VTAB's: vit vtab has the protocols light and fewshot"
+        return {}, "protocol=quick is none of VTAB's: vit vtab has the protocols light and fewshot"
     if (duration := duration_of(rest)) is not None and not duration.isdecimal():
-        return [], f"duration={duration} is no number of steps, which VTAB's protocol takes"
+        return {}, f"duration={duration} is no number of steps, which VTAB's protocol takes"
     if set(str(folder)) & set(",[]"):
-        return [], f"the folder {folder} has a comma or bracket in its name: rename it, or link to it"
-    tasks = [task for task in find_tasks(str(folder)).values() if isinstance(task, Exercise)]
-    return tasks, "" if tasks else f"{folder} holds none of its tasks"
+        return {}, f"the folder {folder} has a comma or bracket in its name: rename it, or link to it"
+    found = find_tasks(str(folder))
+    is_here = any(isinstance(task, Exercise) for task in found.values())
+    return (found, "") if is_here else ({}, f"{folder} holds none of its tasks")
 
 
 def duration_of(changes: Sequence[str]) -> str | None:

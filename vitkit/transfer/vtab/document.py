@@ -13,6 +13,7 @@ from vitkit.data.splits import counted
 from vitkit.errors import InputError
 from vitkit.figures.bars import Bar, bars
 from vitkit.results import Result
+from vitkit.transfer.finetune import TriedRate
 from vitkit.transfer.vtab.protocols import protocol_in_words
 from vitkit.transfer.vtab.tasks import GROUPS, PUBLISHED, SHAPES, Exercise, Missing, group_means
 
@@ -44,15 +45,6 @@ class VtabSettings(Result):
 
 
 @dataclass(frozen=True)
-class TunedRate(Result):
-    """A learning rate that was tried on val200."""
-
-    learning_rate: float
-    accuracy: float
-    seconds: float
-
-
-@dataclass(frozen=True)
 class TaskResult(Result):
     """What a task's own file keeps; a ridge head on features has no more than the first two."""
 
@@ -63,7 +55,8 @@ class TaskResult(Result):
     learning_rate: float | None = None
     run: str | None = None
     model: str | None = None
-    tuning: tuple[TunedRate, ...] = ()
+    tuning: tuple[TriedRate, ...] = ()
+    "By train800 and val200."
     changes: tuple[str, ...] = ()
 
 
@@ -82,7 +75,7 @@ class TaskRow(Result):
     std: float | None = None
     values: tuple[float, ...] | None = None
     learning_rate: float | None = None
-    tuning: tuple[TunedRate, ...] = ()
+    tuning: tuple[TriedRate, ...] = ()
     seconds: float | None = None
     run: str | None = None
     model: str | None = None
@@ -183,13 +176,7 @@ def make_document(
             of = sum(row.group == group for row in rows)
             groups.append(GroupMean(group, means[group], seed_means(own)[1], len(own), of))
     return VtabResult(
-        model=settings.model,
-        data=settings.data,
-        protocol=settings.protocol,
-        seeds=settings.seeds,
-        sweep=settings.sweep,
-        steps=settings.steps,
-        changes=settings.changes,
+        **vars(settings),
         words=settings.words,
         run=str(folder),
         status="stopped" if is_stopped else "failed" if has_failed else "done",

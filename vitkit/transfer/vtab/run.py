@@ -21,17 +21,16 @@ from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
 from vitkit.notes import Kind, Note
 from vitkit.predictor import Predictor, choose_device
-from vitkit.results import Result, from_json
+from vitkit.results import from_json
 from vitkit.runs import ROOT, RunFolder, named_path, run_name
 from vitkit.training.estimate import time_in_words
 from vitkit.training.log import Listener, Silent
 from vitkit.transfer.estimates import seconds_for
-from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult, NestedRun, run_finetuning
+from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult, NestedRun, TriedRate, run_finetuning
 from vitkit.transfer.head import FeatureNotes
 from vitkit.transfer.plan import Start, load_start, make_plan
 from vitkit.transfer.vtab.document import (
     TaskResult,
-    TunedRate,
     VtabResult,
     VtabSettings,
     describe_task,
@@ -49,7 +48,7 @@ from vitkit.transfer.vtab.protocols import (
 from vitkit.transfer.vtab.tasks import SHAPES, Exercise, Missing, choose_tasks, find_tasks, task_names
 from vitkit.weights.load import paths_in
 
-RESULTS, FIGURE = "results.json", "vtab.png"
+FIGURE = "vtab.png"
 SAID: tuple[Kind, ...] = ("model", "untrained", "protocol", "estimate", "advice")
 "What is said of all tasks at the start, so that no fine-tuning says it again."
 Learn = Callable[[Exercise], TaskResult]
@@ -69,6 +68,7 @@ def vtab(
     device: str = "auto",
     force: bool = False,
     listener: Listener | None = None,
+    found: Mapping[str, Exercise | Missing] | None = None,
 ) -> VtabResult:
     """Run the tasks in a folder, or on `shapes`; the same call again resumes.
 
@@ -77,6 +77,7 @@ def vtab(
     sweep: "lr" chooses each task's learning rate by train800 and val200; the last run is always on train800val200.
     steps: a shorter run than the protocol's.
     changes: `key=value` settings of every task's run beside the protocol's; the table names them.
+    found: the tasks of the folder, where the caller has opened them.
     """
     changes = [change for change in changes if change != "protocol=paper"]
     check_protocol(protocol, steps=steps, seeds=seeds, sweep=sweep, changes=changes)
@@ -90,7 +91,7 @@ def vtab(
     settings = VtabSettings(named, data, protocol, seeds, sweep, steps, tuple(changes))
     name = run_name(f"vtab-{protocol}", settings.to_json())
     folder = Path(ROOT, name) if run is None else named_path(run)
-    found = find_tasks(data)
+    found = find_tasks(data) if found is None else found
     _check_found(found, chosen, data, tasks is not None)
     for line in _inventory(found, data):
         listener.note(line)
@@ -117,8 +118,7 @@ def vtab(
         if document.overall:
             draw(document, f"{document.overall.name}: {named}, {document.words}", folder / FIGURE)
             document = replace(document, figure=str(folder / FIGURE))
-        _write(folder / RESULTS, document)
-        own.update(status=document.status)
+        own.update(**document.to_json())
     return document
 
 
@@ -140,7 +140,9 @@ def _run_tasks(
             errors[task.name] = first_line(error)
             listener.note(f"{task.name} failed: {errors[task.name]}")
             continue
-        _write(folder / f"{task.name}.json", result)
+        write_file(
+            folder / f"{task.name}.json", json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"
+        )
         listener.note(f"{task.name}: {result.accuracy:.2%}")
     return errors, False
 
@@ -245,10 +247,8 @@ def _learner(
 def fit_frozen(predictor: Predictor, task: Exercise, listener: Listener) -> TaskResult:
     """Return the accuracy of a ridge head, solved in closed form; features come from the cache if they are there."""
     began, progress = time.perf_counter(), FeatureNotes(listener)
-    train = frozen_features(predictor, task.splits["train800val200"], progress=progress)
-    test = frozen_features(
-        predictor, task.splits["test"], default="measure", classes=train.class_names, progress=progress
-    )
+    train = frozen_features(predictor, task.open("train800val200"), progress=progress)
+    test = frozen_features(predictor, task.open("test"), classes=train.class_names, progress=progress)
     answers = FewShot().fit(train.x, train.labels).predict(test.x)
     return TaskResult(float(np.mean(answers == test.labels)), time.perf_counter() - began)
 
@@ -259,7 +259,6 @@ def train_task(
     """Choose the learning rate by train800 and val200, if asked; then train on both and measure on test."""
     changes = changes_of(settings.protocol, task, start.config, settings.steps, settings.changes)
     within = NestedRun(listener, SAID)
-
     opened = functools.cache(task.open)
 
     def run_once(train: str, test: str, extra: Sequence[str], path: Path, seeds: int) -> FinetuneResult:
@@ -276,12 +275,12 @@ def train_task(
             raise KeyboardInterrupt
         return result
 
-    tried: list[TunedRate] = []
+    tried: list[TriedRate] = []
     for rate in GRID if settings.sweep else ():
         path = folder / "tuning" / task.name / f"{rate:g}"
         result = run_once("train800", "val200", [_rate(rate)], path, 1)
         assert result.accuracy is not None
-        tried.append(TunedRate(rate, result.accuracy, result.seconds))
+        tried.append(TriedRate(rate, result.accuracy, result.seconds, result.kept))
         listener.note(f"{task.name}: learning rate {rate:g}: {result.accuracy:.2%} on val200")
     if tried:
         changes.append(_rate(max(tried, key=lambda row: row.accuracy).learning_rate))
@@ -311,10 +310,6 @@ def _read(folder: Path, task: Exercise | Missing) -> TaskResult | None:
         return from_json(TaskResult, result) if isinstance(result["accuracy"], float | int) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write(path: Path, result: Result) -> None:
-    write_file(path, json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
 
 
 def first_line(error: Exception) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from vitkit.data.open import open_data
 from vitkit.data.sources.source import Source, shared_images
 from vitkit.data.sources.vtab import PREFIX, SPLITS, TASKS, Absent, Group, Task, find_task, open_task
+from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 
@@ -35,10 +36,12 @@ class Exercise:
     crop: bool
     is_official: bool
     notes: tuple[str, ...] = ()
+    opened: dict[str, Source] = field(default_factory=dict, repr=False)
+    "Splits that were opened to see whether the task is there."
 
     def open(self, split: str) -> Source:
-        """Return one of its splits; pixels of all tasks at once would be too many, so a task opens its own."""
-        return open_data(self.splits[split])
+        """Return one of its splits, which is the caller's: pixels of tasks that are done are not kept."""
+        return self.opened.pop(split) if split in self.opened else open_data(self.splits[split])
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,9 @@ def find_exercise(data: str, name: str) -> Exercise | Missing:
         )
         return Missing(name, task.title, task.group, reason, True)
     specs = {split: f"{PREFIX}{name}:{split}[root={data}]" for split in SPLITS}
+    opened = {"train800val200": train, "test": test}
+    for split, source in opened.items():
+        source.spec = as_spec(specs[split])
     return Exercise(
         name,
         task.title,
@@ -133,6 +139,7 @@ def find_exercise(data: str, name: str) -> Exercise | Missing:
         crop=task.crop,
         is_official=is_official,
         notes=tuple(dict.fromkeys((*train.notes, *test.notes))),
+        opened=opened,
     )
 
 
