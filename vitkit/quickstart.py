@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vitkit.notes import Note
 from vitkit.results import Result
 from vitkit.training.log import Listener, Silent
 from vitkit.training.run import TrainResult, train
@@ -45,11 +46,11 @@ def quickstart(
     folder, listener = Path(folder), listener or Silent()
 
     def run(name: str, recipe: str, *changes: str) -> TrainResult:
-        listener.note(f"\n{name}: vit train {recipe} {' '.join(changes)}".rstrip())
+        listener.note(Note(f"\n{name}: vit train {recipe} {' '.join(changes)}".rstrip(), "progress"))
         result = train(recipe, changes, run=str(folder / name), device="cpu", force=force, listener=listener)
         assert result is not None  # one process
         if result.status == "stopped":
-            listener.note("stopped; run the same command again to resume")
+            listener.note(Note("stopped; run the same command again to resume"))
             raise KeyboardInterrupt
         return result
 

@@ -13,7 +13,6 @@ import pytest
 
 import vitkit
 from tests.training import tiny_runs
-from vitkit.notes import kind_of
 from vitkit.runs import RunFolder, read_record
 from vitkit.training import checkpoints
 
@@ -43,10 +42,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
-def warnings(listener: tiny_runs.Listener) -> list[str]:
-    return [note for note in listener.notes if kind_of(note) == "warning"]
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run whose best weights are the last ones."""
@@ -67,7 +62,9 @@ def test_the_same_command_repairs_a_finished_run(done: Path, tmp_path: Path, nam
     result = tiny_runs.run_tiny(run, "duration=4", "evaluate_every=4", listener=listener)
     assert result.status == "done" and result.best.step == 4
     assert content(run / name) == before
-    assert warnings(listener) == [f"{run / name} is missing or damaged: written again from the checkpoint"]
+    assert tiny_runs.warnings(listener) == [
+        f"{run / name} is missing or damaged: written again from the checkpoint"
+    ]
     vitkit.load(run / name, device="cpu")
 
 
@@ -77,7 +74,7 @@ def test_a_whole_run_is_left_alone(done: Path, tmp_path: Path) -> None:
     before = {name: (run / name).stat().st_ino for name in ("model", "model-last")}
     tiny_runs.run_tiny(run, "duration=4", "evaluate_every=4", listener=listener)
     assert {name: (run / name).stat().st_ino for name in before} == before
-    assert warnings(listener) == []
+    assert tiny_runs.warnings(listener) == []
 
 
 def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
@@ -114,7 +111,7 @@ def test_a_best_model_that_is_lost_gives_way_to_what_there_is(
     tiny_runs.run_tiny(run, *SETTINGS, at=stop_at(4))
     damage(run / "model", "cut")
     result = tiny_runs.run_tiny(run, *SETTINGS, listener=listener)
-    assert warnings(listener) == [
+    assert tiny_runs.warnings(listener) == [
         f"{run / 'model'} is missing or damaged: the best weights, of step 2, are lost; "
         "it now holds those of step 4"
     ]
@@ -130,7 +127,7 @@ def test_a_lost_best_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.Monke
     for expected in (1, 0):  # what was repaired is whole from then on
         listener = tiny_runs.Listener()
         result = tiny_runs.run_tiny(run, *SETTINGS, listener=listener)
-        assert len(warnings(listener)) == expected
+        assert len(tiny_runs.warnings(listener)) == expected
         assert (result.best.value, result.best.step) == (0.7, 8)
 
 
@@ -155,4 +152,4 @@ def test_a_kill_between_record_and_swap(done: Path, tmp_path: Path) -> None:
     record["models"]["model"].insert(0, {"step": 4, "sha256": "0" * 64})
     (run / "run.json").write_text(json.dumps(record))
     tiny_runs.run_tiny(run, "duration=4", "evaluate_every=4", listener=listener)
-    assert warnings(listener) == []
+    assert tiny_runs.warnings(listener) == []

@@ -23,7 +23,6 @@ from vitkit import train
 from vitkit.config import from_dict
 from vitkit.data.open import open_data
 from vitkit.errors import InputError
-from vitkit.notes import kind_of
 from vitkit.runs import RunFolder, read_config, read_metrics, read_record
 from vitkit.training.build import Inputs
 from vitkit.training.config import TrainConfig
@@ -348,19 +347,34 @@ def test_the_best_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
 def test_what_is_other_than_before_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, listener = tmp_path / "run", tiny_runs.Listener()
     tiny_runs.run_tiny(run, at={6: lambda: signal.raise_signal(signal.SIGTERM)})
-    source = open_data("digits:test[:65]")
-    source.labels = source.labels[::-1].copy()
+    learned, source = open_data("digits:train[:128]"), open_data("digits:test[:65]")
+    for changed in (learned, source):
+        changed.labels = changed.labels[::-1].copy()
     config = from_dict(TrainConfig, read_config(run), "the run")
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
-    train_config(config, run, inputs=Inputs(measured=source), device="cpu", listener=listener)
-    said = [note for note in listener.notes if kind_of(note) == "warning"]
-    assert [line.partition(":")[0] for line in said] == [
+    train_config(config, run, inputs=Inputs(learned, source), device="cpu", listener=listener)
+    assert [line.partition(":")[0] for line in tiny_runs.warnings(listener)] == [
         "resumed with 3 CPU threads, started with 1 CPU thread",
+        "the training data has changed since the run started, in its labels, or in its files or their times",
         "the evaluation data has changed since the run started",
     ]
     again = tiny_runs.Listener()
     tiny_runs.run_tiny(run, listener=again)  # it is done
-    assert not [note for note in again.notes if kind_of(note) == "warning"]
+    assert not tiny_runs.warnings(again)
+
+
+def test_a_run_resumes_whose_record_is_older_than_fingerprints(tmp_path: Path) -> None:
+    run, listener = tmp_path / "run", tiny_runs.Listener()
+    tiny_runs.run_tiny(run, at={6: lambda: signal.raise_signal(signal.SIGTERM)})
+    record = read_record(run)
+    for part in ("data", "measured"):
+        assert {*record[part]} == {"images", "classes", "class_names", "fingerprint"}
+        del record[part]["fingerprint"]
+    record["measured"]["labels"] = "0123456789abcdef"
+    (run / "run.json").write_text(json.dumps(record))
+    assert tiny_runs.run_tiny(run, listener=listener).status == "done"
+    assert not tiny_runs.warnings(listener)
+    assert "fingerprint" in read_record(run)["data"]
 
 
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:

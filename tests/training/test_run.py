@@ -19,7 +19,7 @@ import vitkit
 from tests.training import tiny_runs
 from vitkit import train
 from vitkit.errors import InputError
-from vitkit.notes import kind_of
+from vitkit.notes import Note, kind_of
 from vitkit.runs import read_metrics, read_record
 from vitkit.training.recipes import resolve
 from vitkit.training.run import run_path as path_of_run
@@ -238,6 +238,8 @@ def test_a_run_says_which_model_it_is_and_what_may_surprise(tmp_path: Path) -> N
     changes = ("model.patch=3", "average=0.999", "duration=2", pipeline, "frozen.neighbours=3")
     tiny_runs.run_tiny(tmp_path / "run", *changes, listener=listener)
     said = "\n".join(listener.notes)
+    assert all(isinstance(note, Note) for note in listener.notes)
+    assert len([note for note in listener.notes if kind_of(note) == "warning"]) == 4
     assert re.search(r"^Ti/16 \(.*patch 3.*\) on digits", said, re.MULTILINE)
     assert "the average of weights reaches back about 1,000 steps, the run has 2: it will lag behind" in said
     assert "frozen.neighbours is read by knn, which frozen.evaluators doesn't ask for" in said

@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from vitkit import train
+from vitkit.notes import kind_of
 from vitkit.runs import read_metrics
 from vitkit.training import checkpoints
 
@@ -56,6 +57,13 @@ class Listener:
         self.lines.append(dict(line))
 
     def stop(self) -> None: ...
+
+
+def warnings(listener: Listener) -> list[str]:
+    """Return what a run warned of, apart from the tiny recipe's average, which is long for so few steps."""
+    return [
+        note for note in listener.notes if kind_of(note) == "warning" and "average of weights" not in note
+    ]
 
 
 def write_recipe(folder: Path, text: str = RECIPE) -> Path:

@@ -54,7 +54,6 @@ def open_data(
         spec = as_spec(data)
         check_items(spec)
         source = take(_open(spec, default, classes, labelled), spec)
-        source.notes = tuple(note if isinstance(note, Note) else Note(note, "data") for note in source.notes)
         source.spec = replace(spec, split=source.split)
     if source.faults and not tolerate:
         raise InputError(source.faults[0])

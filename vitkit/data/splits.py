@@ -12,6 +12,7 @@ import numpy as np
 from vitkit.data.cache import UNREADABLE, content_hashes
 from vitkit.data.sources.source import Source, Subset, read_file, stratified_split
 from vitkit.errors import InputError, did_you_mean
+from vitkit.notes import Note
 
 Default = Literal["train", "measure"]
 # What folders, files and tables call a split -> its name here.
@@ -30,7 +31,7 @@ MADE = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 def choose_split(
     available: Sequence[str], asked: str | None, default: Default, name: str
-) -> tuple[str, list[str]]:
+) -> tuple[str, list[Note]]:
     """Return the split that was asked for, else the one that the verb takes, and notes on the choice."""
     if asked is not None:
         split = WORDS.get(asked, asked)
@@ -42,7 +43,8 @@ def choose_split(
     for split in wanted:
         if split in available:
             others = ", ".join(other for other in available if other != split)
-            return split, [f"{name}: took {split!r}" + (f", beside it are {others}" if others else "")]
+            beside = f", beside it are {others}" if others else ""
+            return split, [Note(f"{name}: took {split!r}{beside}", "data")]
     raise InputError(
         f"{name} has no {' or '.join(wanted)} split, only {', '.join(available)}: "
         f"name the one to take, such as '{name}:{available[0]}'"
@@ -67,7 +69,7 @@ class Chosen(NamedTuple):
     "The files whose labels give the classes of every split: those of train, else all."
     is_made: bool
     "Whether no name says a split, so that one is to be made of all the files."
-    notes: list[str]
+    notes: list[Note]
 
 
 def group_files(paths: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -87,7 +89,7 @@ def choose_files(paths: Sequence[str], asked: str | None, default: Default, name
     if not groups:
         return Chosen(chosen, without, without, True, notes)
     if without:
-        notes.append(f"{name}: left out {listed(without)}, whose names say no split")
+        notes.append(Note(f"{name}: left out {listed(without)}, whose names say no split", "data"))
     every = [path for group in groups.values() for path in group]
     files = every if chosen == "all" else groups[chosen]
     return Chosen(chosen, files, groups.get("train", every), False, notes)
@@ -108,10 +110,8 @@ def make_split(source: Source, split: str, place: str) -> Source:
     part = Subset(source, indices)
     part.split = split
     counts = ", ".join(f"{name} {mask.sum():,}" for name, mask in masks.items())
-    part.notes = (
-        *source.notes,
-        f"{source.name}: has no split; made one by content, always the same: {counts}; ':all' is all of it",
-    )
+    text = f"{source.name}: has no split; made one by content, always the same: {counts}; ':all' is all of it"
+    part.notes = (*source.notes, Note(text, "data"))
     return part
 
 

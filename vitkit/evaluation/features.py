@@ -29,6 +29,7 @@ from vitkit.evaluation.passes import Rows, SourcePass
 from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing, Size
 from vitkit.models.model import HEAD, Model, check_rgb
+from vitkit.notes import Note
 from vitkit.predictor import Predictor, load
 from vitkit.results import Result
 from vitkit.world import World
@@ -82,7 +83,7 @@ def frozen_features(
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            notes.append(f"{path} can't be used ({error}): features were computed anew")
+            notes.append(Note(f"{path} can't be used ({error}): features were computed anew", "warning"))
     world = World(0, 1, predictor.device)
     images = SourcePass(
         source, predictor.preprocessing, world=world, batch_size=batch_size, pipeline=pipeline
@@ -95,7 +96,8 @@ def frozen_features(
         _write(path, len(source), first, batches)
         return found(_read(path, len(source)))
     if cache:
-        notes.append(f"features are not kept: no room for {needed / 1e6:,.0f} MB in {path.parent}")
+        text = f"features are not kept: no room for {needed / 1e6:,.0f} MB in {path.parent}"
+        notes.append(Note(text, "warning"))
     return found(torch.cat([first, *batches]).numpy())
 
 

@@ -25,6 +25,7 @@ from vitkit.evaluation.real import RealAccuracy, read_real, real_accuracy, valid
 from vitkit.files import digest, written_whole
 from vitkit.models.configs import Size
 from vitkit.models.model import check_rgb
+from vitkit.notes import Note
 from vitkit.predictor import Names, Predictor, choose_device, load
 from vitkit.weights.load import weight_file
 from vitkit.world import join_world
@@ -160,8 +161,8 @@ def _open(data: Data, may_be_flat: bool) -> tuple[Source, bool]:
         is_folder = spec.is_path and os.path.isdir(root) and spec.split in (None, "all")
         if is_folder and not (found := scan(root)).paths and found.loose:
             source = open_data(replace(spec, split="all"), labelled=False)
-            note = f"{spec.source}: no class folders; nothing is measured but ReaL's accuracy"
-            source.notes = (*source.notes, note)
+            text = f"{spec.source}: no class folders; nothing is measured but ReaL's accuracy"
+            source.notes = (*source.notes, Note(text, "data"))
             return source, False
     source = open_data(data, default="measure")
     if not len(source):

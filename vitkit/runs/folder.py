@@ -240,16 +240,16 @@ class RunFolder:
         self.close()
 
     def check_data(self, data: Mapping[str, Any]) -> None:
-        """Refuse to resume with other images or classes than the run started with."""
-        known = self.record["data"]
-        if not known or known == data:
-            self.update(data=dict(data))
-            return
+        """Refuse to resume with other images or classes than the run started with, by their numbers and names."""
+        known = self.record["data"] or data
         if known["images"] != data["images"] or known["classes"] != data["classes"]:
             then, now = (f"{one['images']:,} images of {one['classes']:,} classes" for one in (known, data))
             what = f"{then} then, {now} now"
-        else:
+        elif known["class_names"] != data["class_names"]:
             what = "its classes have other names now"
+        else:
+            self.update(data=dict(data))
+            return
         raise InputError(
             f"the data is not what {self.path} began with: {what}; put it back, choose another --run, or start over "
             "with --force"

@@ -97,7 +97,7 @@ class RunParts:
     "Name of the split that is measured; dev where it is a part of the one that is learned from."
     frozen: tuple[FrozenEvaluator, ...]
     "What is measured of frozen features."
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunParts:  # noqa: B008 (frozen)

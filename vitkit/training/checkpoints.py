@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from vitkit.errors import InputError
 from vitkit.files import digest, sync
+from vitkit.notes import Note
 
 Result = TypeVar("Result")
 STATE, MANIFEST = "state.json", "manifest.json"
@@ -86,7 +87,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Any], state: Mapping[str
             shutil.rmtree(part, ignore_errors=True)
 
 
-def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def latest(folder: Path, warn: Callable[[Note], None]) -> Checkpoint | None:
     """Return the newest whole checkpoint, or None where there is none at all; each broken one is warned of."""
 
     def find() -> Checkpoint | None:
@@ -97,7 +98,7 @@ def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
             except (OSError, ValueError) as error:
                 cause = (error.strerror if isinstance(error, OSError) else None) or error
                 rest = "; trying the one before it" if place + 1 < len(found) else ""
-                warn(f"checkpoint {path} is broken: {cause}{rest}")
+                warn(Note(f"checkpoint {path} is broken: {cause}{rest}", "warning"))
         if found:
             raise InputError(
                 f"no checkpoint in {folder} is whole; restore one from a copy, "

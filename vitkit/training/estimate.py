@@ -65,7 +65,7 @@ def introduction(config: TrainConfig, parts: RunParts, world: World) -> list[Not
         f"{counted(parts.periods.total, 'step')} of {config.batch_size:,} images{per_process}, "
         f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {world.device_name}"
     )
-    surprises = (Note(line, "advice") for line in _surprises(config, parts))
+    surprises = (Note(line, "warning") for line in _surprises(config, parts))
     return [Note(what, "data"), Note(length, "protocol"), *surprises]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vitkit.notes import Note
 from vitkit.runs import RunFolder
 from vitkit.training.config import Tracker
 from vitkit.world import World
@@ -116,7 +117,7 @@ class Stopwatch:
 class Listener(Protocol):
     """Someone who follows a run: a progress bar, plain lines."""
 
-    def note(self, line: str) -> None:
+    def note(self, line: Note) -> None:
         """Hear something beside the metrics."""
 
     def start(self, step: int, total: int) -> None:
@@ -135,7 +136,7 @@ class Listener(Protocol):
 class Silent:
     """A listener that says nothing."""
 
-    def note(self, line: str) -> None: ...
+    def note(self, line: Note) -> None: ...
     def start(self, step: int, total: int) -> None: ...
     def stepped(self, step: int) -> None: ...
     def metrics(self, line: Mapping[str, Any]) -> None: ...
@@ -229,14 +230,10 @@ def open_trackers(trackers: Sequence[Tracker], folder: Path, step: int, listener
         try:
             sinks.append(TRACKERS[name](folder, step))
         except Exception as error:  # such as Weights & Biases without a key
-            if not isinstance(error, ImportError):
-                listener.note(
-                    f"{name} can't be used: {str(error).splitlines()[0]}; metrics go to metrics.jsonl"
-                )
-                continue
-            listener.note(
-                f'{name} is not installed: pip install "vitkit[track]"; metrics go to metrics.jsonl'
-            )
+            what = f"can't be used: {str(error).splitlines()[0]}"
+            if isinstance(error, ImportError):
+                what = 'is not installed: pip install "vitkit[track]"'
+            listener.note(Note(f"{name} {what}; metrics go to metrics.jsonl", "warning"))
     return sinks
 
 

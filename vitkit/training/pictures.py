@@ -17,6 +17,7 @@ from vitkit.data.sources.source import Source, Subset, spread
 from vitkit.errors import InputError
 from vitkit.figures.sheets import column_sheet
 from vitkit.files import written_whole
+from vitkit.notes import Note
 from vitkit.training.build import RunParts
 from vitkit.training.config import TrainConfig
 from vitkit.training.log import Listener
@@ -47,10 +48,10 @@ class Pictures:
             try:
                 self.images, self.draws = self.read()
             except InputError as error:
-                self.listener.note(f"no pictures: {error}")
+                self.listener.note(Note(f"no pictures: {error}", "warning"))
                 self.can_draw = False
                 return
-            self.listener.note(f"pictures of what it learns: {self.path / FOLDER}")
+            self.listener.note(Note(f"pictures of what it learns: {self.path / FOLDER}"))
         objective = self.parts.objective.eval()
         try:
             with torch.no_grad():

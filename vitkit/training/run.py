@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from vitkit.config import from_dict, merge, to_dict
-from vitkit.data.sources.source import Source
+from vitkit.data.sources.source import Source, fingerprint
 from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
 from vitkit.data.threads import Unreadable
@@ -178,10 +178,16 @@ def _train(
     def take_folder() -> None:
         if folder:
             folder.clear()  # not before the new run can be built
-            folder.check_data(identity(parts.source, parts.class_names))
-            for line in _other_than_before(folder.record, parts, world):
+            measured = parts.inputs.measured
+            now = {
+                "data": identity(parts.source, parts.class_names),
+                "measured": identity(measured, measured.class_names) if measured else {},
+            }
+            changes = list(_other_than_before(folder.record, now, world))
+            folder.check_data(now["data"])
+            folder.update(measured=now["measured"])
+            for line in changes:
                 listener.note(Note(line, "warning"))
-            folder.update(measured=_measured_identity(parts))
 
     on_first_rank(take_folder)
     images = parts.periods.total * config.batch_size
@@ -240,20 +246,23 @@ def run_path(config: TrainConfig, run: str | None) -> Path:
 
 
 def identity(source: Source, class_names: Sequence[str]) -> dict[str, str | int]:
-    """Return what tells a run's data from another's: how many images, and which classes."""
+    """Return what tells a run's data from another's: how many images, which classes, and its fingerprint.
+
+    Other images or classes are refused on resume. Another fingerprint is only said: files that were copied anew have
+    other times.
+    """
     names = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:16]
-    return {"images": len(source), "classes": len(class_names), "class_names": names}
+    return {
+        "images": len(source),
+        "classes": len(class_names),
+        "class_names": names,
+        "fingerprint": fingerprint(source, labelled=bool(class_names)),
+    }
 
 
-def _measured_identity(parts: RunParts) -> dict[str, str | int]:
-    """Return what tells the data that a run measures on from another's; nothing without any."""
-    if (measured := parts.inputs.measured) is None:
-        return {}
-    labels = hashlib.sha256(measured.labels.tobytes()).hexdigest()[:16]
-    return {**identity(measured, measured.class_names), "labels": labels}
-
-
-def _other_than_before(record: Mapping[str, Any], parts: RunParts, world: World) -> Iterator[str]:
+def _other_than_before(
+    record: Mapping[str, Any], data: Mapping[str, Mapping[str, str | int]], world: World
+) -> Iterator[str]:
     """Say what is not as it was when a run that resumes was started, and what that changes."""
     if not 0 < record["step"] < record["steps"]:
         return
@@ -267,7 +276,16 @@ def _other_than_before(record: Mapping[str, Any], parts: RunParts, world: World)
                 f"resumed with {here}, started with {then}: results differ in their last digits from those of a run "
                 "that was not interrupted"
             )
-    if record["measured"] and record["measured"] != _measured_identity(parts):
+    changed = {
+        name: any(record[name].get(key, value) != value for key, value in now.items())
+        for name, now in data.items()  # an older run's record has no fingerprint
+    }
+    if changed["data"]:
+        yield (
+            "the training data has changed since the run started, in its labels, or in its files or their times: the "
+            "run resumes with what is there now"
+        )
+    if changed["measured"]:
         yield (
             "the evaluation data has changed since the run started: results from before and after this step can't "
             "be compared"

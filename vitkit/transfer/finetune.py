@@ -21,7 +21,7 @@ from vitkit.errors import InputError
 from vitkit.evaluation.features import mean_and_spread
 from vitkit.evaluation.run import Evaluation, evaluate
 from vitkit.files import folder_written_whole
-from vitkit.notes import Kind, Note, kind_of
+from vitkit.notes import Kind, Note
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import Result, from_json
 from vitkit.runs import CONFIG, RECORD, ROOT, RunFolder, named_path, read_config, read_record, run_name
@@ -128,8 +128,8 @@ class NestedRun:
         self.start, self.stepped = listener.start, listener.stepped
         self.metrics, self.stop = listener.metrics, listener.stop
 
-    def note(self, line: str) -> None:
-        if kind_of(line) not in self.said:
+    def note(self, line: Note) -> None:
+        if line.kind not in self.said:
             self.listener.note(line)
 
 
@@ -190,7 +190,7 @@ def run_finetuning(
             RunFolder(path, request.to_json(), kind="finetune", force=force, keeps=reads) as folder,
         ):
             if folder.record["status"] == "done":
-                listener.note(f"{path} is already finished; --force starts over")
+                listener.note(Note(f"{path} is already finished; --force starts over", "progress"))
                 return from_json(FinetuneResult, folder.record)
             plan = make()
             folder.clear()  # not before the new one is known to be possible
@@ -238,7 +238,8 @@ def run_plan(
         found = run_once(plan, plan.tuning, folder, device, within, steps, rate)
         assert found.dev_accuracy is not None
         tried.append(TriedRate(rate, found.dev_accuracy, found.seconds, found.kept))
-        listener.note(f"learning rate {rate:g}: {found.dev_accuracy:.2%} on {plan.tuning.dev.data_name}")
+        text = f"learning rate {rate:g}: {found.dev_accuracy:.2%} on {plan.tuning.dev.data_name}"
+        listener.note(Note(text, "progress"))
     best = choose_rate(tried, listener) if tried else None
     # Without images of its own to choose by, the last run keeps what the sweep did.
     kept = {row.learning_rate: row.kept for row in tried}
@@ -265,15 +266,13 @@ def choose_rate(tried: Sequence[TriedRate], listener: Listener) -> float:
     rates = [row.learning_rate for row in equal]
     best: float = rates[len(rates) // 2]
     if all(row.kept == HEAD_ALONE for row in equal):
-        listener.note("the head alone did best on the dev split, which no learning rate changes")
+        listener.note(Note("the head alone did best on the dev split, which no learning rate changes"))
     elif len(rates) > 1:
-        listener.note(
-            f"{len(rates)} learning rates did equally well on the dev split; the middle one, {best:g}, is taken"
-        )
+        text = f"{len(rates)} learning rates did equally well on the dev split; the middle one, {best:g}, is taken"
+        listener.note(Note(text))
     elif best in (tried[0].learning_rate, tried[-1].learning_rate):
-        listener.note(
-            f"the best learning rate, {best:g}, is at the end of the grid: a better one may lie beyond"
-        )
+        text = f"the best learning rate, {best:g}, is at the end of the grid: a better one may lie beyond"
+        listener.note(Note(text, "warning"))
     return best
 
 
@@ -323,9 +322,8 @@ def run_once(
         else:
             accuracy = found.metrics[found.best.metric] or 0.0
         if head and accuracy is not None and head.accuracy is not None and head.accuracy > accuracy:
-            listener.note(
-                f"the head alone did better on {data.dev.data_name}, {head.accuracy:.2%}, so it is kept"
-            )
+            text = f"the head alone did better on {data.dev.data_name}, {head.accuracy:.2%}, so it is kept"
+            listener.note(Note(text))
             chosen, accuracy, kept = head.path, head.accuracy, HEAD_ALONE
     seconds = found.seconds + (head.seconds if head else 0.0)
     return made(chosen, kept, accuracy, seconds, found.steps)

@@ -59,12 +59,13 @@ def fit_head(
     listener.note(Note(f"features of {len(train.labels):,} images; fitting the head", "progress"))
     probe = Probe().fit(train.x, train.labels)
     if not probe.converged_:
-        listener.note(f"the head did not converge in {probe.n_iter_:,} iterations; it is a start nonetheless")
+        text = f"the head did not converge in {probe.n_iter_:,} iterations; it is a start nonetheless"
+        listener.note(Note(text, "warning"))
     accuracy = None
     if dev is not None:
         chosen_by = frozen_features(predictor, dev, progress=progress)
         accuracy = float((probe.predict(chosen_by.x) == chosen_by.labels).mean())
-        listener.note(f"the head alone: {accuracy:.2%} on {dev.data_name}")
+        listener.note(Note(f"the head alone: {accuracy:.2%} on {dev.data_name}", "progress"))
     net = predictor.model.cpu()
     fill_head(net, *as_layer(probe, len(names)))
     save(net, path, class_names=names, preprocessing=predictor.preprocessing, force=True)

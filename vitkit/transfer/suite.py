@@ -266,12 +266,12 @@ def run_jobs(
         if name == "real" and "imagenet" not in results:
             failures[name] = "it is measured with imagenet, which failed"
             continue
-        listener.note(f"{name}:")
+        listener.note(Note(f"{name}:", "progress"))
         try:
             row = jobs[name].run()
         except Exception as error:  # one row must not take the others down; it is told of and tried again
             failures[name] = first_line(error)
-            listener.note(f"{name} failed: {failures[name]}")
+            listener.note(Note(f"{name} failed: {failures[name]}", "warning"))
             continue
         if row is None:
             return failures, True

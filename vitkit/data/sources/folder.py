@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from vitkit.data.sources.source import Files, Source
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, WORDS, Default, choose_split, counted, listed, make_split
 from vitkit.errors import InputError
+from vitkit.notes import Note
 
 LAYOUT = "expected FOLDER/CLASS/image.jpg, or FOLDER/train/CLASS/image.jpg with val or test beside train"
 
@@ -51,11 +52,11 @@ def open_folder(
         raise InputError(f"{root} holds its splits one folder deeper: open {inner}")
     own = _own_split(root, spec.split, default) if not splits else None
     if own:
-        split, notes = own, [f"{name}: all of it is {own!r}, by its name"]
+        split, notes = own, [Note(f"{name}: all of it is {own!r}, by its name", "data")]
     else:
         split, notes = choose_split(list(splits or MADE), spec.split, default, name)
     if left_out:
-        notes.append(f"{name}: left out {listed(left_out)}, beside the folders of its splits")
+        notes.append(Note(f"{name}: left out {listed(left_out)}, beside the folders of its splits", "data"))
     folders = {"all": root}
     if splits:
         folders = splits if split == "all" else {split: splits[split]}
@@ -182,14 +183,12 @@ def _check(found: Scan, root: str, labelled: bool) -> None:
     raise InputError(f"no images in {root}{held}; {layout}{packed}")
 
 
-def _notes(found: Scan, root: str) -> list[str]:
-    notes = []
+def _notes(found: Scan, root: str) -> Iterator[Note]:
     if found.loose:
-        notes.append(f"{root}: left out, in no class folder: {counted(len(found.loose), 'image')}")
+        yield Note(f"{root}: left out, in no class folder: {counted(len(found.loose), 'image')}", "data")
     if found.others:
         files = counted(found.others.total(), "file")
-        notes.append(f"{root}: left out {files}, not images: {_suffixes(found)}")
-    return notes
+        yield Note(f"{root}: left out {files}, not images: {_suffixes(found)}", "data")
 
 
 def _class_names(

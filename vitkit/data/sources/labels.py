@@ -13,6 +13,7 @@ import numpy as np
 from vitkit.data.sources.source import read_file
 from vitkit.data.splits import WORDS, counted, listed
 from vitkit.errors import InputError, did_you_mean
+from vitkit.notes import Note
 
 Label = int | str
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -114,7 +115,7 @@ def _are_whole(texts: Iterable[str]) -> bool:
     return all(_WHOLE.fullmatch(text) for text in texts)
 
 
-def say_classes(name: str, class_names: Sequence[str], order: str | None = None) -> str:
+def say_classes(name: str, class_names: Sequence[str], order: str | None = None) -> Note:
     """Return the note on the classes of a source and their order, which is sorted unless said."""
     order = order or ("sorted as numbers" if _are_whole(class_names) else "sorted by name")
-    return f"{name}: {counted(len(class_names), 'class')}, {order}: {listed(class_names)}"
+    return Note(f"{name}: {counted(len(class_names), 'class')}, {order}: {listed(class_names)}", "data")

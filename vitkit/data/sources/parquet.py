@@ -16,6 +16,7 @@ from vitkit.data.sources.source import Source, reason
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
 from vitkit.errors import InputError
+from vitkit.notes import Note
 
 if TYPE_CHECKING:
     import pyarrow
@@ -129,10 +130,11 @@ def open_parquet(files: Sequence[str], spec: DataSpec, default: Default) -> Sour
     if not len(source):
         raise InputError(f"{spec.source} has no rows in its split {chosen.split!r}")
     if source.num_bytes > KEPT_BYTES:
-        notes.append(
+        text = (
             f"{spec.source}: {source.num_bytes / 1e9:.1f} GB in {len(source.groups):,} row groups, of which a random "
             "read decodes a whole one; tar shards read faster"
         )
+        notes.append(Note(text, "data"))
     source.notes = tuple(notes)
     return make_split(source, chosen.split, files[0]) if chosen.is_made else source
 

@@ -65,7 +65,7 @@ class Source:
     class_names: tuple[str, ...]
     labels: np.ndarray
     images: np.ndarray | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     faults: tuple[str, ...] = ()
     spec: DataSpec | None = None
     place: str | None = None
@@ -118,7 +118,7 @@ class Files(Source):
         class_names: tuple[str, ...],
         labels: np.ndarray,
         paths: list[str],
-        notes: Sequence[str] = (),
+        notes: Sequence[Note] = (),
     ) -> None:
         self.name, self.split, self.class_names = name, split, class_names
         self.labels, self.paths, self.notes = labels, paths, tuple(notes)

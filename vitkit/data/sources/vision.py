@@ -18,6 +18,7 @@ from vitkit.data.sources.source import Absent, Files, Picture, Source, reason
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, Default, choose_split, make_split
 from vitkit.errors import InputError
+from vitkit.notes import Note
 
 
 class Content(NamedTuple):
@@ -184,7 +185,7 @@ def open_vision(spec: DataSpec, default: Default) -> Source:
         return source
     made = make_split(source, split, str(_root(spec) / name))
     if made is not source:
-        made.notes += (f"{name}: this split is vitkit's own, none is official",)
+        made.notes += (Note(f"{name}: this split is vitkit's own, none is official", "data"),)
     return made
 
 

@@ -22,6 +22,7 @@ from vitkit.data.sources.vision import open_vision
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default
 from vitkit.errors import InputError, did_you_mean
+from vitkit.notes import Note
 
 UNOFFICIAL = "not the official images"
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
@@ -201,7 +202,7 @@ def open_task(
     splits = _present(folder) if folder else SPLITS
     if split is None:
         split = "train800val200" if default == "train" else "test"
-        notes.append(f"{shown}: took {split!r}")
+        notes.append(Note(f"{shown}: took {split!r}", "data"))
     elif split not in (*SPLITS, "all") or (folder and split != "all" and split not in splits):
         hint = did_you_mean(split, splits) or ";"
         raise InputError(f"{shown} has no split {split!r}{hint} it has {', '.join(splits)}, all")
@@ -210,14 +211,12 @@ def open_task(
         source, counts = _read_lists(folder, parts, task, shown)
         is_official = counts.get("test", task.sizes[2]) == task.sizes[2]
         if not is_official:
-            notes.append(
-                f"{shown}: {UNOFFICIAL}: test.txt names {counts['test']:,}, VTAB's test split has {task.sizes[2]:,}"
-            )
+            text = f"test.txt names {counts['test']:,}, VTAB's test split has {task.sizes[2]:,}"
+            notes.append(Note(f"{shown}: {UNOFFICIAL}: {text}", "data"))
     else:
         source, is_official = _derive(name, parts, root), False
-        notes.append(
-            f"{shown}: {UNOFFICIAL}: cut from the raw data in {root} by VTAB's rules, in an order of our own"
-        )
+        text = f"cut from the raw data in {root} by VTAB's rules, in an order of our own"
+        notes.append(Note(f"{shown}: {UNOFFICIAL}: {text}", "data"))
     source.name, source.split, source.notes = shown, split, tuple(notes)
     return source, is_official
 

@@ -19,7 +19,7 @@ from vitkit.evaluation.features import frozen_features, load_frozen
 from vitkit.evaluation.fewshot import FewShot
 from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
-from vitkit.notes import Kind, Note
+from vitkit.notes import Kind, Note, kind_of
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import from_json
 from vitkit.runs import ROOT, RunFolder, named_path, run_name
@@ -129,21 +129,21 @@ def _run_tasks(
     errors: dict[str, str] = {}
     for number, task in enumerate(tasks, 1):
         if _read(folder, task) is not None:
-            listener.note(f"{task.name} ({number} of {len(tasks)}): already finished")
+            listener.note(Note(f"{task.name} ({number} of {len(tasks)}): already finished", "progress"))
             continue
-        listener.note(f"{task.name} ({number} of {len(tasks)})")
+        listener.note(Note(f"{task.name} ({number} of {len(tasks)})", "progress"))
         try:
             result = learn(task)
         except KeyboardInterrupt:
             return errors, True
         except Exception as error:  # one task must not take the others down; it is told of and tried again
             errors[task.name] = first_line(error)
-            listener.note(f"{task.name} failed: {errors[task.name]}")
+            listener.note(Note(f"{task.name} failed: {errors[task.name]}", "warning"))
             continue
         write_file(
             folder / f"{task.name}.json", json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"
         )
-        listener.note(f"{task.name}: {result.accuracy:.2%}")
+        listener.note(Note(f"{task.name}: {result.accuracy:.2%}", "progress"))
     return errors, False
 
 
@@ -236,7 +236,7 @@ def _learner(
         assert not isinstance(model, Start)
         predictor = load_frozen(model, device, None)
         for line in predictor.notes:
-            listener.note(line)
+            listener.note(Note(line, kind_of(line)))
         return lambda task: fit_frozen(predictor, task, listener), predictor.model.config
     start = model if isinstance(model, Start) else load_start(model)
     for line in start.loaded.notes:
@@ -281,7 +281,8 @@ def train_task(
         result = run_once("train800", "val200", [_rate(rate)], path, 1)
         assert result.accuracy is not None
         tried.append(TriedRate(rate, result.accuracy, result.seconds, result.kept))
-        listener.note(f"{task.name}: learning rate {rate:g}: {result.accuracy:.2%} on val200")
+        text = f"{task.name}: learning rate {rate:g}: {result.accuracy:.2%} on val200"
+        listener.note(Note(text, "progress"))
     if tried:
         changes.append(_rate(max(tried, key=lambda row: row.accuracy).learning_rate))
     result = run_once("train800val200", "test", [], folder / task.name, settings.seeds)
