@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from vitkit.errors import InputError
 from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
-from vitkit.models.model import Model
+from vitkit.models.model import Model, run_in
 from vitkit.models.names import model_config
-from vitkit.models.precision import run_in
 from vitkit.models.record import Record
 
 SHAPE: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_width=24, num_classes=5)

@@ -15,9 +15,8 @@ from vitkit import create_model
 from vitkit.data.operations import normalize
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
-from vitkit.models.losses import cross_entropy, one_hot
 from vitkit.objectives import ObjectiveConfig, build_objective
-from vitkit.objectives.supervised import Supervised, share_right
+from vitkit.objectives.supervised import Supervised, cross_entropy, one_hot, share_right
 
 
 def test_by_hand() -> None:

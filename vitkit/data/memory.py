@@ -21,7 +21,6 @@ from vitkit.data.sources.source import Picture, Source
 from vitkit.data.threads import map_in_order
 from vitkit.errors import InputError
 from vitkit.kernels import runs_triton
-from vitkit.kernels.resampling import resample
 from vitkit.models.configs import Size, as_size
 
 TRIES = 10
@@ -165,6 +164,8 @@ def resample_boxes(images: Tensor, boxes: np.ndarray, size: tuple[int, int], cub
     rows = _weights(places[:, 0], places[:, 2], images.shape[-2], size[0], kernel)
     columns = _weights(places[:, 1], places[:, 3], images.shape[-1], size[1], kernel)
     if runs_triton(images):
+        from vitkit.kernels.resampling import resample  # needs Triton
+
         return resample(images, rows, columns)
     with _full_precision(images.device):
         # (images, 1, new, old) @ (images, channels, height, width) @ (images, 1, old, new): the filter is separable.

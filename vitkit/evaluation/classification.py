@@ -11,8 +11,8 @@ from vitkit.data.sources.source import Source
 from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.evaluation.passes import SourcePass
 from vitkit.models.configs import Preprocessing
-from vitkit.models.losses import cross_entropy, one_hot
 from vitkit.models.model import Model
+from vitkit.objectives.supervised import cross_entropy, one_hot
 from vitkit.world import World
 
 

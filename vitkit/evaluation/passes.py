@@ -17,8 +17,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.threads import Progress
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
-from vitkit.models.model import Model
-from vitkit.models.precision import run_in
+from vitkit.models.model import Model, run_in
 from vitkit.models.record import Record
 from vitkit.world import World
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from vitkit.kernels.pooling import relu_pool
 from vitkit.models.configs import CompactConfig, ModelConfig
 from vitkit.models.layers import Activation, Attention, DropPath, drop_path_rates, sequence_pool
-from vitkit.models.model import Model
+from vitkit.models.model import Model, recomputed
 from vitkit.models.positions import resample_table, sine_1d
-from vitkit.models.precision import recomputed
 from vitkit.models.record import Record
 
 

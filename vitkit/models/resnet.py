@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from vitkit.errors import InputError
 from vitkit.models.configs import ResNetConfig
 from vitkit.models.layers import StandardizedConv2d, group_norm, lecun_normal_
-from vitkit.models.model import Model
-from vitkit.models.precision import recomputed
+from vitkit.models.model import Model, recomputed
 from vitkit.models.record import Record
 
 

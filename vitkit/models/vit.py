@@ -23,9 +23,8 @@ from vitkit.models.layers import (
     lecun_normal_,
     sequence_pool,
 )
-from vitkit.models.model import Model
+from vitkit.models.model import Model, recomputed
 from vitkit.models.positions import concat_axes, resample_line, resample_table, sincos_2d
-from vitkit.models.precision import recomputed
 from vitkit.models.record import Record
 
 

@@ -13,9 +13,8 @@ from vitkit.data.operations import send
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing, ViTConfig
 from vitkit.models.layers import init_encoder_layer
-from vitkit.models.model import Model
+from vitkit.models.model import Model, recomputed
 from vitkit.models.positions import sincos_2d
-from vitkit.models.precision import recomputed
 from vitkit.models.vit import Block, VisionTransformer, cut_patches
 from vitkit.objectives.objective import Batch, Loss
 from vitkit.objectives.patches import GREY, PatchObjective, at, block_macs, count_weights

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from vitkit.data.draws import Draw
 from vitkit.models.configs import Preprocessing
-from vitkit.models.model import Model
-from vitkit.models.precision import run_in
+from vitkit.models.model import Model, run_in
 
 Batch = dict[str, Tensor]
 Loss = tuple[Tensor, dict[str, Tensor]]

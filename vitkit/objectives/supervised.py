@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
-from vitkit.models.losses import cross_entropy, one_hot
 from vitkit.models.model import Model
 from vitkit.objectives.objective import Batch, Loss, Objective
 
@@ -32,6 +32,22 @@ class Supervised(Objective):
         targets = one_hot(batch["label"], logits.shape[1])
         loss = cross_entropy(logits, targets, self.sigmoid, self.label_smoothing).mean()
         return loss, {"accuracy": share_right(logits, targets)}
+
+
+def one_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """Return labels (images,) as float targets (images, classes); targets come back as they are."""
+    return labels if labels.ndim == 2 else F.one_hot(labels, num_classes).float()
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, sigmoid: bool = False, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return each image's loss: over all classes, or summed over classes that are judged one by one."""
+    if label_smoothing:
+        targets = targets * (1 - label_smoothing) + label_smoothing / logits.shape[1]
+    if sigmoid:
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
+    return -(targets * logits.log_softmax(dim=1)).sum(dim=1)
 
 
 def share_right(logits: Tensor, targets: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vitkit import create_model
-from vitkit.models.precision import run_in
+from vitkit.models.model import run_in
 
 
 def test_activations_are_bf16_and_gradients_fp32() -> None:
