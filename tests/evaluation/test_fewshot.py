@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,8 @@ def test_the_whole_protocol() -> None:
         assert row.accuracies == pytest.approx(accuracies, abs=1.1 / 382)  # an image may lie on an edge
         assert row.accuracy == pytest.approx(np.mean(row.accuracies))
         assert row.std == pytest.approx(np.std(row.accuracies, ddof=1))
-    evaluator = FewShotEvaluator(train, test, predictor.preprocessing, shots=5, seeds=3, world=ALONE)
+    passes = partial(SourcePass, preprocessing=predictor.preprocessing, world=ALONE)
+    evaluator = FewShotEvaluator(train, test, passes, shots=5, seeds=3)
     found = evaluator.run(predictor.model)
     assert found == {"fewshot_5": pytest.approx(result.results[1].accuracy, abs=1.1 / 382)}
 
@@ -225,7 +227,7 @@ def test_bad_questions_cost_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("vitkit.evaluation.fewshot.load_frozen", refuse)
+    monkeypatch.setattr("vitkit.evaluation.frozen.load_frozen", refuse)
     with pytest.raises(InputError) as error:
         fewshot("mu/16", "digits", **options)
     assert message in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = reference(x, train.labels, k, 0.07).score(x_test, test.labels)
         assert (row.k, row.temperature) == (k, 0.07)
         assert row.accuracy == pytest.approx(expected, abs=2.1 / 382)  # rounding may turn an image
-    evaluator = KNNEvaluator(train, test, predictor.preprocessing, k=20, world=ALONE)
+    passes = partial(SourcePass, preprocessing=predictor.preprocessing, world=ALONE)
+    evaluator = KNNEvaluator(train, test, passes, k=20)
     found = evaluator.run(predictor.model)
     assert found == {"knn_20": pytest.approx(result.results[1].accuracy, abs=1.1 / 382)}
     with pytest.raises(InputError, match="k is 1158; expected 1 to 1,157"):

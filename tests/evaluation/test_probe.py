@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from vitkit.data.open import open_data
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features, load_frozen
+from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.probe import GRID, Probe, ProbeEvaluator, cut_dev, probe
 from vitkit.world import World
 
@@ -140,7 +142,8 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference(x, train.labels, 0.1).score(x_test.astype(np.float64), test.labels)
     assert result.accuracy == pytest.approx(expected, abs=1.1 / 382)
     assert (result.l2, result.grid, result.converged) == (0.1, (), True)
-    evaluator = ProbeEvaluator(train, test, predictor.preprocessing, l2=0.1, world=ALONE)
+    passes = partial(SourcePass, preprocessing=predictor.preprocessing, world=ALONE)
+    evaluator = ProbeEvaluator(train, test, passes, l2=0.1)
     assert evaluator.run(predictor.model) == {"probe": pytest.approx(result.accuracy, abs=2.1 / 382)}
     chosen = probe("mu/16", "digits", image_size=32, device="cpu")
     assert [row.l2 for row in chosen.grid] == list(GRID) and chosen.l2 in GRID
@@ -160,7 +163,7 @@ def test_bad_questions_cost_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("vitkit.evaluation.probe.load_frozen", refuse)
+    monkeypatch.setattr("vitkit.evaluation.frozen.load_frozen", refuse)
     with pytest.raises(InputError) as error:
         probe("mu/16", data, **options)
     assert message in str(error.value)

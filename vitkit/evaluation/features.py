@@ -5,33 +5,29 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import math
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitkit.data.cache import cache_folder
-from vitkit.data.fetch import BadImages
 from vitkit.data.open import Data, open_data
 from vitkit.data.pipeline import Pipeline
-from vitkit.data.sources.source import Source, fingerprint, shared_images
+from vitkit.data.sources.source import Source, fingerprint
 from vitkit.data.splits import Default
 from vitkit.data.threads import Progress
 from vitkit.errors import InputError
-from vitkit.evaluation.passes import Rows, SourcePass
+from vitkit.evaluation.passes import SourcePass
 from vitkit.files import written_whole
-from vitkit.models.configs import Preprocessing, Size
-from vitkit.models.model import HEAD, Model, check_rgb
+from vitkit.models.configs import Size
+from vitkit.models.model import HEAD, check_rgb
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, load
-from vitkit.results import Result
 from vitkit.world import World
 
 DIGEST_BYTES = 16
@@ -48,14 +44,6 @@ class Features:
     class_names: tuple[str, ...]
     source: Source
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Images to learn from and images to measure on, with the same classes."""
-
-    train: Source
-    test: Source
 
 
 def frozen_features(
@@ -101,34 +89,6 @@ def frozen_features(
     return found(torch.cat([first, *batches]).numpy())
 
 
-def open_pair(data: Data, evaluate: Data | None) -> Pair:
-    """Return the data to learn from and that to measure on; what can't be measured is an error before any work."""
-    train = open_data(data, default="train")
-    if evaluate is None:
-        if train.spec is None:
-            raise InputError(f"{train.data_name}: name the images to measure on (evaluate= in Python)")
-        evaluate = train.spec.whole
-    test = open_data(evaluate, default="measure", classes=train.class_names)
-    names = (train.data_name, test.data_name)
-    if shared := shared_images(train, test):
-        raise InputError(
-            f"{names[0]} holds {shared:,} of the images that would be measured ({names[1]}): "
-            "name others with --evaluate (evaluate= in Python)"
-        )
-    for name, source in zip(names, (train, test), strict=True):
-        if source.has_several_labels:
-            raise InputError(f"{name} has several labels an image; frozen features are measured with one")
-    unlearned = np.setdiff1d(test.labels, train.labels)
-    if len(unlearned):
-        raise InputError(
-            f"{names[0]} has no image of {len(unlearned)} classes that {names[1]} measures, "
-            f"such as {train.class_names[unlearned[0]]!r}: learn from data with all classes"
-        )
-    if len(np.unique(train.labels)) < 2:
-        raise InputError(f"{names[0]} has images of one class alone; expected two or more")
-    return Pair(train, test)
-
-
 def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_size: Size | None) -> Predictor:
     """Return a model; an untrained one has the same random weights each time."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -138,132 +98,6 @@ def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_si
         predictor = load(model, device=device, image_size=image_size)
     check_rgb(predictor.model.config, predictor.spec)
     return predictor
-
-
-@dataclass(frozen=True)
-class FrozenResult(Result):
-    """How every result on frozen features begins."""
-
-    model: str
-    train: str
-    test: str
-    num_classes: int
-    num_train: int
-    num_test: int
-    image_size: tuple[int, int]
-    protocol: str
-
-
-@dataclass(frozen=True)
-class StrengthRow(Result):
-    """The accuracy with a strength of regularisation."""
-
-    l2: float
-    accuracy: float
-
-
-def head_of_result(predictor: Predictor, pair: Pair, protocol: str) -> FrozenResult:
-    """Return what was measured, and how."""
-    return FrozenResult(
-        model=predictor.spec,
-        train=pair.train.data_name,
-        test=pair.test.data_name,
-        num_classes=len(np.unique(pair.train.labels)),
-        num_train=len(pair.train),
-        num_test=len(pair.test),
-        image_size=predictor.preprocessing.size,
-        protocol=protocol,
-    )
-
-
-class FrozenEvaluator:
-    """What few-shot, probe and nearest neighbours share in a training loop: features of both sources, one number."""
-
-    name: str
-
-    def __init__(
-        self,
-        train_source: Source,
-        test_source: Source,
-        preprocessing: Preprocessing,
-        *,
-        world: World,
-        batch_size: int = 64,
-        workers: int | None = None,
-        bad_images: BadImages | None = None,
-    ) -> None:
-        for source in (train_source, test_source):
-            if source.has_several_labels:
-                raise InputError(
-                    f"{source.name} has several labels an image; {self.name} is measured with one"
-                )
-        self.world = world
-        self.train, self.test = (
-            SourcePass(
-                source,
-                preprocessing,
-                world=world,
-                batch_size=batch_size,
-                workers=workers,
-                bad_images=bad_images,
-            )
-            for source in (train_source, test_source)
-        )
-
-    @property
-    def bad(self) -> dict[str, str]:
-        """This process's images that could not be read, with what is wrong with each."""
-        return self.train.bad | self.test.bad
-
-    def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
-        """Return the accuracy, the same on every process."""
-        train, test = (images.features(model, dtype) for images in (self.train, self.test))
-        accuracy = self.measure(train, test) if self.world.is_first else 0.0
-        return {self.name: self.world.sum(torch.tensor(accuracy, dtype=torch.float64)).item()}
-
-    def measure(self, train: Rows, test: Rows) -> float:
-        """Return the accuracy on the features of `test` after learning from those of `train`."""
-        raise NotImplementedError
-
-
-def row_blocks(
-    x: np.ndarray, size: int, rows: np.ndarray | None = None
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield places and float64 copies of `size` rows at a time: of all, or of those that `rows` numbers."""
-    count = len(x) if rows is None else len(rows)
-    for start in range(0, count, size):
-        places = slice(start, min(start + size, count))
-        yield places, np.array(x[places if rows is None else rows[places]], np.float64)
-
-
-def mean_and_std(x: np.ndarray, size: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return each column's mean and population standard deviation, block by block in float64."""
-    count = len(x) if rows is None else len(rows)
-    mean = sum(block.sum(0) for _, block in row_blocks(x, size, rows)) / count
-    if not np.isfinite(mean).all():
-        raise InputError("features are not finite")
-    square = sum(np.square(block - mean).sum(0) for _, block in row_blocks(x, size, rows)) / count
-    return mean, np.sqrt(square)
-
-
-def check_rows(x: Any, y: Any = None, width: int | None = None) -> np.ndarray:
-    """Return features as an array (images, width), or say what is wrong with them or their labels."""
-    x = np.asanyarray(x)
-    if x.ndim != 2 or not len(x):
-        raise InputError(f"features have shape {x.shape}; expected (images, width)")
-    if width is not None and x.shape[1] != width:
-        raise InputError(f"features are {x.shape[1]} wide; those that were learned from are {width}")
-    if y is not None and np.shape(y) != (len(x),):
-        raise InputError(f"labels have shape {np.shape(y)}; expected one for each of {len(x):,} images")
-    return x
-
-
-def check_classes(y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the classes, in order, and each label's place among them."""
-    classes, places = np.unique(np.asarray(y), return_inverse=True)
-    if len(classes) < 2:
-        raise InputError("all images have one class; expected two or more")
-    return classes, places
 
 
 def _key(predictor: Predictor, source: Source, pipeline: Pipeline | None = None) -> str:
@@ -326,11 +160,3 @@ def _read(path: Path, count: int) -> np.ndarray:
     if x.dtype != np.float32 or x.ndim != 2 or len(x) != count:
         raise ValueError(f"it holds {x.dtype} of shape {x.shape}")
     return x
-
-
-def mean_and_spread(values: list[float]) -> tuple[float, float | None]:
-    """Return the mean, and the sample standard deviation where there are two values or more."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,31 +12,28 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from vitkit.data.fetch import BadImages, check_choice
+from vitkit.data.fetch import check_choice
 from vitkit.data.open import Data
 from vitkit.data.pipeline import Pipeline, Step
 from vitkit.data.sources.source import Source, Subset, choose_shots
+from vitkit.data.threads import Progress
 from vitkit.errors import InputError
-from vitkit.evaluation.features import (
+from vitkit.evaluation.frozen import (
     FrozenEvaluator,
     FrozenResult,
-    Progress,
     StrengthRow,
     check_classes,
     check_rows,
-    frozen_features,
-    head_of_result,
-    load_frozen,
-    mean_and_spread,
     mean_and_std,
     open_pair,
     row_blocks,
 )
-from vitkit.evaluation.passes import Rows
-from vitkit.models.configs import Preprocessing, Size
+from vitkit.evaluation.metrics import mean_and_spread
+from vitkit.evaluation.passes import SourcePasses
+from vitkit.models.configs import Size
+from vitkit.notes import Note
 from vitkit.predictor import Predictor
 from vitkit.results import Result
-from vitkit.world import World
 
 L2 = 1024.0
 SWEEP = tuple(2.0**power for power in range(-10, 20))
@@ -172,22 +168,21 @@ def fewshot(
     preprocessing: "model" prepares images as the model's folder states it; "protocol" as big_vision's few-shot code
     does: squashed to 8/7 of the model's input (256x256 for 224), the centre cut out, values from -1 to 1.
     """
-    began = time.perf_counter()
     _check(shots, seeds, l2)
     check_choice("preprocessing", preprocessing, PreprocessingChoice)
     pair = open_pair(data, evaluate)
     chosen = {(count, seed): _choose(pair.train, count, seed) for count in shots for seed in range(seeds)}
     union = np.unique(np.concatenate(list(chosen.values())))
-    predictor, pipeline = load_frozen(model, device, image_size), None
-    prepared = "images prepared as the model states it"
-    if preprocessing == "protocol":
-        predictor, pipeline = as_protocol(predictor)
-        height, width = predictor.preprocessing.size
-        prepared = f"images squashed to {height * 8 // 7}x{width * 8 // 7}, central {height}x{width}, values from -1 to 1"
-    train, test = (
-        frozen_features(predictor, source, batch_size=batch_size, progress=progress, pipeline=pipeline)
-        for source in (Subset(pair.train, union), pair.test)
+    features = pair.features(
+        model,
+        device=device,
+        batch_size=batch_size,
+        image_size=image_size,
+        progress=progress,
+        only=union,
+        adapt=as_protocol if preprocessing == "protocol" else None,
     )
+    train, test = features.train, features.test
     strengths = SWEEP if l2 == "sweep" else (float(l2),)
     results = []
     for count in shots:
@@ -204,22 +199,22 @@ def fewshot(
             means = np.mean(table, axis=0).tolist()
             swept = tuple(StrengthRow(*pair) for pair in zip(strengths, means, strict=True))
         results.append(FewShotRow(count, mean, std, tuple(accuracies), strengths[best], swept))
-    notes = [*predictor.notes, *train.notes, *test.notes]
+    notes = []
     how = f"l2 {strengths[0]:g}"
     if l2 == "sweep":
         how = "the best l2 of 2^-10 to 2^19, chosen on the images measured on"
-        notes.append("l2 was chosen on the images measured on, as older code does: say so beside the numbers")
+        text = "l2 was chosen on the images measured on, as older code does: say so beside the numbers"
+        notes.append(Note(text, "protocol"))
+    prepared = "images prepared as the model states it"
+    if preprocessing == "protocol":
+        height, width = features.predictor.preprocessing.size
+        prepared = f"images squashed to {height * 8 // 7}x{width * 8 // 7}, central {height}x{width}, values from -1 to 1"
     protocol = (
         "closed-form ridge regression on whitened features (bias column 100, targets -1 and +1), "
         f"{how}; images of each class drawn with {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}; "
         f"std is the sample's; {prepared}"
     )
-    return FewShotResult(
-        **vars(head_of_result(predictor, pair, protocol)),
-        results=tuple(results),
-        notes=tuple(dict.fromkeys(notes)),
-        seconds=time.perf_counter() - began,
-    )
+    return features.result(FewShotResult, protocol, notes, results=tuple(results))
 
 
 def as_protocol(predictor: Predictor) -> tuple[Predictor, Pipeline]:
@@ -244,41 +239,24 @@ class FewShotEvaluator(FrozenEvaluator):
 
     def __init__(
         self,
-        train_source: Source,
-        test_source: Source,
-        preprocessing: Preprocessing,
+        train: Source,
+        test: Source,
+        passes: SourcePasses,
         *,
         shots: int = 10,
         seeds: int = 1,
         l2: float = L2,
-        world: World,
-        batch_size: int = 64,
-        workers: int | None = None,
-        bad_images: BadImages | None = None,
     ) -> None:
         _check((shots,), seeds, l2)
-        self.name, self.l2 = f"fewshot_{shots}", l2
-        chosen = [_choose(train_source, shots, seed) for seed in range(seeds)]
+        chosen = [_choose(train, shots, seed) for seed in range(seeds)]
         union = np.unique(np.concatenate(chosen))
-        self.chosen = [np.searchsorted(union, indices) for indices in chosen]
         super().__init__(
-            Subset(train_source, union),
-            test_source,
-            preprocessing,
-            world=world,
-            batch_size=batch_size,
-            workers=workers,
-            bad_images=bad_images,
+            f"fewshot_{shots}",
+            FewShot(l2),
+            passes(Subset(train, union)),
+            passes(test),
+            [np.searchsorted(union, indices) for indices in chosen],
         )
-
-    def measure(self, train: Rows, test: Rows) -> float:
-        labels, answers = self.train.source.labels[train.indices], self.test.source.labels[test.indices]
-        accuracies = []
-        for chosen in self.chosen:
-            rows = np.flatnonzero(np.isin(train.indices, chosen))
-            solver = FewShot(self.l2).fit(train.values[rows], labels[rows])
-            accuracies.append(_measure(solver, test.values, answers, (self.l2,)))
-        return float(np.mean(accuracies))
 
 
 def _measure(solver: FewShot, x: np.ndarray, y: np.ndarray, strengths: Sequence[float]) -> np.ndarray:

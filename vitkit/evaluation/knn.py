@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,26 +14,15 @@ import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
-from vitkit.data.fetch import BadImages
 from vitkit.data.open import Data
 from vitkit.data.sources.source import Source
+from vitkit.data.threads import Progress
 from vitkit.errors import InputError
-from vitkit.evaluation.features import (
-    FrozenEvaluator,
-    FrozenResult,
-    Progress,
-    check_classes,
-    check_rows,
-    frozen_features,
-    head_of_result,
-    load_frozen,
-    open_pair,
-)
-from vitkit.evaluation.passes import Rows
-from vitkit.models.configs import Preprocessing, Size
+from vitkit.evaluation.frozen import FrozenEvaluator, FrozenResult, check_classes, check_rows, open_pair
+from vitkit.evaluation.passes import SourcePasses
+from vitkit.models.configs import Size
 from vitkit.predictor import Predictor
 from vitkit.results import Result
-from vitkit.world import World
 
 K, TEMPERATURE = 20, 0.07
 
@@ -170,25 +158,19 @@ def knn(
 
     evaluate: DATA to measure on; left open, the source's test split, else val.
     """
-    began = time.perf_counter()
     ks = [k] if isinstance(k, int) else list(k)
     temperatures = [temperature] if isinstance(temperature, int | float) else list(temperature)
     pair = open_pair(data, evaluate)
     _check(ks, temperatures, len(pair.train))
-    predictor = load_frozen(model, device, image_size)
-    train, test = (
-        frozen_features(predictor, source, batch_size=batch_size, progress=progress)
-        for source in (pair.train, pair.test)
+    features = pair.features(
+        model, device=device, batch_size=batch_size, image_size=image_size, progress=progress
     )
-    neighbours = KNN(device=predictor.device.type, k=ks[0]).fit(train.x, train.labels)
+    train, test = features.train, features.test
+    neighbours = KNN(device=features.predictor.device.type, k=ks[0]).fit(train.x, train.labels)
     found = neighbours.accuracies(test.x, test.labels, ks, temperatures)
     how = "cosine similarity to every image of train; the k nearest vote with exp(similarity / temperature)"
-    return KNNResult(
-        **vars(head_of_result(predictor, pair, how)),
-        results=tuple(KNNRow(number, float(heat), accuracy) for (number, heat), accuracy in found.items()),
-        notes=tuple(dict.fromkeys((*predictor.notes, *train.notes, *test.notes))),
-        seconds=time.perf_counter() - began,
-    )
+    rows = tuple(KNNRow(number, float(heat), accuracy) for (number, heat), accuracy in found.items())
+    return features.result(KNNResult, how, results=rows)
 
 
 class KNNEvaluator(FrozenEvaluator):
@@ -196,33 +178,17 @@ class KNNEvaluator(FrozenEvaluator):
 
     def __init__(
         self,
-        train_source: Source,
-        test_source: Source,
-        preprocessing: Preprocessing,
+        train: Source,
+        test: Source,
+        passes: SourcePasses,
         *,
         k: int = K,
         temperature: float = TEMPERATURE,
-        world: World,
-        batch_size: int = 64,
-        workers: int | None = None,
-        bad_images: BadImages | None = None,
     ) -> None:
-        _check([k], [temperature], len(train_source))
-        self.name, self.k, self.temperature = f"knn_{k}", k, temperature
-        super().__init__(
-            train_source,
-            test_source,
-            preprocessing,
-            world=world,
-            batch_size=batch_size,
-            workers=workers,
-            bad_images=bad_images,
-        )
-
-    def measure(self, train: Rows, test: Rows) -> float:
-        labels, answers = self.train.source.labels[train.indices], self.test.source.labels[test.indices]
-        neighbours = KNN(self.k, self.temperature, str(self.world.device)).fit(train.values, labels)
-        return float(np.mean(neighbours.predict(test.values) == answers))
+        _check([k], [temperature], len(train))
+        images = passes(train)
+        neighbours = KNN(k, temperature, str(images.world.device))
+        super().__init__(f"knn_{k}", neighbours, images, passes(test))
 
 
 def _check(ks: Sequence[int], temperatures: Sequence[float], count: int) -> None:

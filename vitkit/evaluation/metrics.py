@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -118,3 +119,11 @@ def _average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
 def mean_average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the mean of average precision over classes with an image."""
     return float(average_precision(scores[:, labels.any(0)], labels[:, labels.any(0)]).mean())
+
+
+def mean_and_spread(values: list[float]) -> tuple[float, float | None]:
+    """Return the mean, and the sample standard deviation where there are two values or more."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

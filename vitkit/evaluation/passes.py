@@ -168,3 +168,7 @@ class SourcePass:
     def _check_any(self, count: int) -> None:
         if not count:
             raise InputError(f"no image of {self.source.name}:{self.source.split} can be read")
+
+
+SourcePasses = Callable[[Source], SourcePass]
+"Makes the pass over a source: a partial of SourcePass that has all but the source."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,28 +14,24 @@ import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
-from vitkit.data.fetch import BadImages
 from vitkit.data.open import Data
 from vitkit.data.sources.source import Source, stratified_split
+from vitkit.data.threads import Progress
 from vitkit.errors import InputError
-from vitkit.evaluation.features import (
+from vitkit.evaluation.frozen import (
     FrozenEvaluator,
     FrozenResult,
-    Progress,
     StrengthRow,
     check_classes,
     check_rows,
-    frozen_features,
-    head_of_result,
-    load_frozen,
     mean_and_std,
     open_pair,
     row_blocks,
 )
-from vitkit.evaluation.passes import Rows
-from vitkit.models.configs import Preprocessing, Size
+from vitkit.evaluation.passes import SourcePasses
+from vitkit.models.configs import Size
+from vitkit.notes import Note
 from vitkit.predictor import Predictor
-from vitkit.world import World
 
 GRID = tuple(10.0**power for power in range(1, -6, -1))
 DEV = 0.1
@@ -250,74 +245,44 @@ def probe(
     l2: strength of regularisation; left open, it is chosen on a tenth of train.
     evaluate: DATA to measure on; left open, the source's test split, else val.
     """
-    began = time.perf_counter()
     if l2 is not None and not 0 < l2 < math.inf:
         raise InputError(f"l2 is {l2}; expected a number above 0")
     pair = open_pair(data, evaluate)
     if l2 is None:
         cut_dev(pair.train.labels, DEV, seed=0)
-    predictor = load_frozen(model, device, image_size)
-    train, test = (
-        frozen_features(predictor, source, batch_size=batch_size, progress=progress)
-        for source in (pair.train, pair.test)
+    features = pair.features(
+        model, device=device, batch_size=batch_size, image_size=image_size, progress=progress
     )
-    fitted = Probe(l2, device=predictor.device.type).fit(train.x, train.labels)
-    notes = [*predictor.notes, *train.notes, *test.notes]
+    train, test = features.train, features.test
+    fitted = Probe(l2, device=features.predictor.device.type).fit(train.x, train.labels)
+    notes = []
     if not fitted.converged_:
-        notes.append(
-            f"the probe did not converge in {fitted.n_iter_:,} iterations: its accuracy is approximate"
-        )
+        text = f"the probe did not converge in {fitted.n_iter_:,} iterations: its accuracy is approximate"
+        notes.append(Note(text, "warning"))
     if fitted.l2_ in (max(GRID), min(GRID)) and l2 is None:
-        notes.append(
-            f"the best l2, {fitted.l2_:g}, is at the end of the grid: others may be better, give --l2"
-        )
+        text = f"the best l2, {fitted.l2_:g}, is at the end of the grid: others may be better, give --l2"
+        notes.append(Note(text, "advice"))
     how = f"l2 {fitted.l2_:g}"
     if l2 is None:
         how += f", the best of {len(GRID)} on a tenth of train, then learned from all of train"
     how = f"multinomial logistic regression on standardised features, {how}"
-    return ProbeResult(
-        **vars(head_of_result(predictor, pair, how)),
+    return features.result(
+        ProbeResult,
+        how,
+        notes,
         accuracy=float(np.mean(fitted.predict(test.x) == test.labels)),
         l2=fitted.l2_,
         grid=tuple(StrengthRow(strength, value) for strength, value in fitted.grid_.items()),
         iterations=fitted.n_iter_,
         converged=fitted.converged_,
-        notes=tuple(dict.fromkeys(notes)),
-        seconds=time.perf_counter() - began,
     )
 
 
 class ProbeEvaluator(FrozenEvaluator):
     """Accuracy of a linear probe of a model while it trains."""
 
-    name = "probe"
-
-    def __init__(
-        self,
-        train_source: Source,
-        test_source: Source,
-        preprocessing: Preprocessing,
-        *,
-        l2: float | None = None,
-        world: World,
-        batch_size: int = 64,
-        workers: int | None = None,
-        bad_images: BadImages | None = None,
-    ) -> None:
-        super().__init__(
-            train_source,
-            test_source,
-            preprocessing,
-            world=world,
-            batch_size=batch_size,
-            workers=workers,
-            bad_images=bad_images,
-        )
+    def __init__(self, train: Source, test: Source, passes: SourcePasses, *, l2: float | None = None) -> None:
+        images = passes(train)
+        super().__init__("probe", Probe(l2, device=str(images.world.device)), images, passes(test))
         if l2 is None:
-            cut_dev(train_source.labels, DEV, 0, "leave probe out of frozen.evaluators")
-        self.l2 = l2
-
-    def measure(self, train: Rows, test: Rows) -> float:
-        labels, answers = self.train.source.labels[train.indices], self.test.source.labels[test.indices]
-        fitted = Probe(self.l2, device=str(self.world.device)).fit(train.values, labels)
-        return float(np.mean(fitted.predict(test.values) == answers))
+            cut_dev(train.labels, DEV, 0, "leave probe out of frozen.evaluators")

@@ -21,10 +21,11 @@ from vitkit.data.pipeline import Pipeline, parse_pipeline
 from vitkit.data.sources.source import Source, match_classes
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.errors import InputError
-from vitkit.evaluation.classification import Classification
-from vitkit.evaluation.features import FrozenEvaluator
 from vitkit.evaluation.fewshot import FewShotEvaluator
+from vitkit.evaluation.frozen import FrozenEvaluator
+from vitkit.evaluation.held_out import Classification, HeldOut, OwnMetrics
 from vitkit.evaluation.knn import KNNEvaluator
+from vitkit.evaluation.passes import SourcePass, SourcePasses
 from vitkit.evaluation.probe import ProbeEvaluator
 from vitkit.models import build as build_module
 from vitkit.models.configs import ModelConfig, Preprocessing, Size
@@ -40,7 +41,6 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.distributed import blocks, replicate, shard
 from vitkit.training.durations import Duration, parse_duration
 from vitkit.training.graphs import Passes, Recorded, both_passes
-from vitkit.training.held_out import HeldOut
 from vitkit.training.optimizers import build_optimizer, freeze_parameters
 from vitkit.training.schedules import build_schedule
 from vitkit.weights.load import LoadedModel, find_source, load_model, resample_to
@@ -92,7 +92,7 @@ class RunParts:
     schedule: Callable[[int], float]
     average: Average | None
     loader: Loader
-    evaluator: Classification | HeldOut | None
+    evaluator: HeldOut | None
     evaluated: str
     "Name of the split that is measured; dev where it is a part of the one that is learned from."
     frozen: tuple[FrozenEvaluator, ...]
@@ -150,19 +150,19 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
         cache=config.data.cache,
         bad_images=config.data.bad_images,
     )
-    evaluator: Classification | HeldOut | None = None
-    if measured is not None:
-        batch_size = min(micro, loader.count, EVALUATION_BATCH)
-        shared: dict[str, Any] = {
-            "batch_size": batch_size,
-            "world": world,
-            "workers": config.data.workers,
-            "bad_images": config.data.bad_images,
-        }
-        if isinstance(objective, Supervised):
-            evaluator = Classification(measured, preprocessing, sigmoid=objective.sigmoid, **shared)
-        else:
-            evaluator = HeldOut(objective, measured, preprocessing, seed=config.seed, **shared)
+    passes = partial(
+        SourcePass,
+        preprocessing=preprocessing,
+        world=world,
+        batch_size=min(micro, loader.count, EVALUATION_BATCH),
+        workers=config.data.workers,
+        bad_images=config.data.bad_images,
+    )
+    evaluator: HeldOut | None = None
+    if measured is not None and isinstance(objective, Supervised):
+        evaluator = Classification(passes(measured), sigmoid=objective.sigmoid)
+    elif measured is not None:
+        evaluator = OwnMetrics(objective, passes(measured), config.seed)
     return RunParts(
         dataclasses.replace(inputs, train=source, measured=measured),
         periods,
@@ -179,7 +179,7 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
         loader,
         evaluator,
         "" if measured is None else "dev" if measured.split == source.split else measured.split,
-        build_frozen(config, preprocessing, source, world, min(micro, loader.count, EVALUATION_BATCH)),
+        build_frozen(config, source, passes),
         (
             *(source.notes if inputs.train is None else ()),
             *notes,
@@ -294,9 +294,7 @@ def check_size(pipeline: Pipeline, source: Source, model: Model) -> None:
         raise InputError(f"the pipeline gives images of {have}, the model takes {want}: make them equal")
 
 
-def build_frozen(
-    config: TrainConfig, preprocessing: Preprocessing, source: Source, world: World, batch_size: int
-) -> tuple[FrozenEvaluator, ...]:
+def build_frozen(config: TrainConfig, source: Source, passes: SourcePasses) -> tuple[FrozenEvaluator, ...]:
     """Return what measures frozen features, its data opened and checked."""
     if not (names := config.frozen.evaluators):
         return ()
@@ -312,16 +310,10 @@ def build_frozen(
         raise InputError(f"{error}; {advice}") from None
     test_data = config.frozen.data or config.data.evaluate or config.data.train
     test = open_data(_other_split(test_data), default="measure", classes=train.class_names)
-    shared: dict[str, Any] = {
-        "world": world,
-        "batch_size": batch_size,
-        "workers": config.data.workers,
-        "bad_images": config.data.bad_images,
-    }
     makers: dict[str, Callable[[], FrozenEvaluator]] = {
-        "fewshot": lambda: FewShotEvaluator(train, test, preprocessing, shots=config.frozen.shots, **shared),
-        "probe": lambda: ProbeEvaluator(train, test, preprocessing, **shared),
-        "knn": lambda: KNNEvaluator(train, test, preprocessing, k=config.frozen.neighbours, **shared),
+        "fewshot": lambda: FewShotEvaluator(train, test, passes, shots=config.frozen.shots),
+        "probe": lambda: ProbeEvaluator(train, test, passes),
+        "knn": lambda: KNNEvaluator(train, test, passes, k=config.frozen.neighbours),
     }
     return tuple(makers[name]() for name in names)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vitkit.evaluation.classification import Classification
+from vitkit.evaluation.held_out import Classification
 from vitkit.notes import Note
 from vitkit.results import Result
 from vitkit.runs import RunFolder, cut_metrics, read_metrics

@@ -18,7 +18,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
-from vitkit.evaluation.features import mean_and_spread
+from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.run import Evaluation, evaluate
 from vitkit.files import folder_written_whole
 from vitkit.notes import Kind, Note

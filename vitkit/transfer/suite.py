@@ -16,7 +16,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.sources.vtab import TASKS
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
-from vitkit.evaluation.features import mean_and_spread
+from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.run import evaluate
 from vitkit.files import write_file
 from vitkit.notes import Kind, Note

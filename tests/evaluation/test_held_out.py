@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from vitkit import create_model
 from vitkit.data.open import open_data
 from vitkit.data.operations import normalize
 from vitkit.data.sources.source import Subset
-from vitkit.evaluation.classification import Classification
+from vitkit.evaluation.held_out import Classification
 from vitkit.evaluation.passes import SourcePass
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model
@@ -41,13 +42,14 @@ def model() -> Model:
 def test_loss_and_accuracy(model: Model, batch_size: int, sigmoid: bool) -> None:
     source = open_data("digits:test[:33]", default="measure")
     preprocessing = Preprocessing(image_size=8, mean=(0.3,) * 3, std=(0.4,) * 3)
-    evaluator = Classification(source, preprocessing, batch_size=batch_size, world=ALONE, sigmoid=sigmoid)
+    images = SourcePass(source, preprocessing, batch_size=batch_size, world=ALONE)
+    evaluator = Classification(images, sigmoid=sigmoid)
     found = evaluator.run(model)
     assert model.training
-    images = torch.from_numpy(source.images).permute(0, 3, 1, 2) if source.images is not None else None
-    assert images is not None
+    assert source.images is not None
+    pixels = torch.from_numpy(source.images).permute(0, 3, 1, 2)
     with torch.no_grad():
-        logits = model.eval()(normalize(images, (0.3,) * 3, (0.4,) * 3))
+        logits = model.eval()(normalize(pixels, (0.3,) * 3, (0.4,) * 3))
     labels = torch.from_numpy(source.labels)
     each = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 10).float(), reduction="none").sum(1)
     expected = each.mean() if sigmoid else F.cross_entropy(logits, labels)
@@ -67,7 +69,7 @@ class SinglePrecision(Tensor):
 
 def test_a_device_needs_no_double_precision(model: Model) -> None:
     source, preprocessing = open_data("digits:test[:9]", default="measure"), Preprocessing(image_size=8)
-    evaluator = Classification(source, preprocessing, batch_size=4, world=ALONE)
+    evaluator = Classification(SourcePass(source, preprocessing, batch_size=4, world=ALONE))
     expected = evaluator.run(model)
     model.register_forward_hook(lambda _module, _images, logits: logits.as_subclass(SinglePrecision))
     assert evaluator.run(model) == expected
@@ -120,12 +122,12 @@ def test_images_with_several_labels_that_cannot_be_read_are_skipped(several: str
     torch.manual_seed(0)
     made = create_model("Ti/16", num_classes=3, **SETTINGS)
     torch.nn.init.normal_(made.head.weight)
-    options: dict[str, Any] = dict(world=ALONE, workers=0)
+    passes = partial(SourcePass, preprocessing=Preprocessing(image_size=8), world=ALONE, workers=0)
     (tmp_path / "33.png").write_bytes(b"no image")
     source = open_data(f"{several}:test")
-    skipping = Classification(source, Preprocessing(image_size=8), bad_images="skip", **options)
+    skipping = Classification(passes(source, bad_images="skip"))
     kept = Subset(source, np.delete(np.arange(len(source)), 1))
-    assert skipping.run(made) == Classification(kept, Preprocessing(image_size=8), **options).run(made)
+    assert skipping.run(made) == Classification(passes(kept)).run(made)
     assert [*skipping.bad] == [str(tmp_path / "33.png")]
 
 
