@@ -14,9 +14,8 @@ import pytest
 from PIL import Image
 
 from vitkit.data import open as opening
-from vitkit.data import sheet
 from vitkit.data.open import open_splits
-from vitkit.data.report import ClassSize, Overlap, Range, describe_data, look_at
+from vitkit.data.report import ClassSize, Overlap, Range, describe_data, draw_sheet, look_at
 from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec, parse_spec
 from vitkit.errors import InputError
@@ -290,7 +289,7 @@ def test_the_sheet_of_many_classes_shows_some(tmp_path: Path) -> None:
         save(draw(number), tmp_path / f"photos/train/c{number:02d}/1.png")
     source = open_splits(parse_spec(f"{tmp_path}/photos:train"))[0]
     assert (
-        sheet.draw_sheet(source).height
+        draw_sheet(source).height
         == 2 * sheets.MARGIN + sheets.HEAD + 24 * (sheets.TILE + sheets.GAP) - sheets.GAP
     )
 

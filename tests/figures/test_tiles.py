@@ -12,7 +12,7 @@ import pytest
 from matplotlib.font_manager import fontManager
 from PIL import Image, ImageDraw, ImageFont
 
-from vitkit.data import sheet
+from vitkit.data.report import write_sheet
 from vitkit.data.sources.source import Files
 from vitkit.evaluation.measured import Measured
 from vitkit.figures import mistakes, sheets
@@ -44,7 +44,7 @@ def draw(folder: Path, *names: str) -> dict[str, bytes]:
     source = Files("set", "all", names, np.array([1, 1, 2, 2]), paths)
     logits = np.array([[0, 5, 0], [0, 0, 9], [5, 0, 0], [0, 0, 5]], np.float32)
     Measured(logits, source).draw(folder)
-    sheet.write_sheet(source, folder / "sheet.png")
+    write_sheet(source, folder / "sheet.png")
     return {name: (folder / name).read_bytes() for name in PICTURES}
 
 

@@ -13,8 +13,7 @@ from vitkit.errors import InputError
 from vitkit.runs import RunFolder, read_config, run_name
 from vitkit.training.build import resolve_periods
 from vitkit.training.config import TrainConfig
-from vitkit.training.explain import Setting, explain
-from vitkit.training.recipes import list_recipes, resolve
+from vitkit.training.recipes import Setting, explain, list_recipes, resolve
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from vitkit.cli.progress import follow
 from vitkit.results import as_json
 
 if TYPE_CHECKING:
-    from vitkit.training.explain import Explanation
+    from vitkit.training.recipes import Explanation
     from vitkit.training.run import TrainResult
 
 
@@ -36,7 +36,7 @@ def train(
     machines: torchrun --nproc-per-node=8 -m -- vitkit train RECIPE parallel=fsdp
     """
     if explain:
-        from vitkit.training.explain import explain as run_explain
+        from vitkit.training.recipes import explain as run_explain
 
         explanation = run_explain(recipe, changes or ())
         if json:

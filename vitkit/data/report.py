@@ -1,4 +1,4 @@
-"""What is in a data set: splits, classes, balance, sizes, what can't be read, copies, and images of another set."""
+"""What is in a data set: splits, classes, balance, sizes, what can't be read, copies, images of another set; a contact sheet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +18,19 @@ from PIL import Image
 from vitkit.data.decode import decode
 from vitkit.data.images import FORMATS
 from vitkit.data.open import JOINT, open_data, open_splits
-from vitkit.data.sheet import write_sheet
 from vitkit.data.sources.source import Picture, Source, count_classes, spread
 from vitkit.data.spec import DataSpec, as_spec
+from vitkit.data.splits import counted
 from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError
+from vitkit.figures.sheets import TILE, TILES, Row, contact_sheet
+from vitkit.figures.tiles import fit_tile, name_class
+from vitkit.files import written_whole
 from vitkit.notes import Note
 from vitkit.results import Result
+
+MOST_ROWS = 24
+"Classes on a contact sheet."
 
 
 class Look(NamedTuple):
@@ -389,3 +396,38 @@ def _target(path: Path, force: bool) -> Path:
     if path.exists() and not force:
         raise InputError(f"{path} exists; --force (force=True) overwrites it")
     return path
+
+
+def write_sheet(source: Source, path: Path) -> None:
+    """Draw images of each class, evenly spread over the class; of many classes some, evenly spread too."""
+    with written_whole(path) as part:
+        draw_sheet(source).save(part, "PNG")
+
+
+def draw_sheet(source: Source) -> Image.Image:
+    """Return the sheet of a source."""
+    counts = count_classes(source)
+    present = np.flatnonzero(counts)
+    shown = present[spread(len(present), MOST_ROWS)]
+    members = [_members(source, number) for number in shown.tolist()]
+    tiles = work_through(source, np.concatenate(members), _tile)
+    rows = []
+    for number, places in zip(shown.tolist(), members, strict=True):
+        own = [tile for _, tile in islice(tiles, len(places))]
+        name = name_class(source.class_names[number], number)
+        rows.append(Row(name, int(counts[number]), [None if isinstance(t, Unreadable) else t for t in own]))
+    title = f"{source.name}:{source.split}, {counted(len(source), 'image')}, {counted(len(present), 'class')}"
+    if len(shown) < len(present):
+        title += f", {len(shown)} of them shown"
+    return contact_sheet(title, rows)
+
+
+def _members(source: Source, number: int) -> np.ndarray:
+    """Return images of a class, evenly spread over it."""
+    has = source.labels[:, number] if source.has_several_labels else source.labels == number
+    members = np.flatnonzero(has)
+    return members[spread(len(members), TILES)]
+
+
+def _tile(picture: Picture) -> Image.Image:
+    return fit_tile(decode(picture).permute(1, 2, 0).contiguous().numpy(), TILE)

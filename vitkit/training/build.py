@@ -39,10 +39,9 @@ from vitkit.objectives.supervised import Supervised
 from vitkit.training.average import Average
 from vitkit.training.config import TrainConfig
 from vitkit.training.distributed import blocks, replicate, shard
-from vitkit.training.durations import Duration, parse_duration
 from vitkit.training.graphs import Passes, Recorded, both_passes
 from vitkit.training.optimizers import build_optimizer, freeze_parameters
-from vitkit.training.schedules import build_schedule
+from vitkit.training.schedules import Duration, build_schedule, parse_duration
 from vitkit.weights.load import LoadedModel, find_source, load_model, resample_to
 from vitkit.world import World
 

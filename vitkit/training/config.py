@@ -12,9 +12,8 @@ from vitkit.data.order import Sampling
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.errors import InputError
 from vitkit.objectives import ObjectiveConfig
-from vitkit.training.durations import Duration
 from vitkit.training.optimizers import OptimizerConfig
-from vitkit.training.schedules import ScheduleConfig
+from vitkit.training.schedules import Duration, ScheduleConfig
 
 Tracker = Literal["tensorboard", "wandb"]
 

@@ -8,12 +8,31 @@ import torch
 from vitkit.data.draws import Draw
 from vitkit.data.loader import Batch
 from vitkit.errors import InputError
+from vitkit.runs import RunFolder
 from vitkit.training.build import RunParts
+from vitkit.training.config import TrainConfig
 from vitkit.training.distributed import alone, gradients_stay
 from vitkit.training.optimizers import make_memory
 from vitkit.world import World
 
 SEARCHED = ("cuda",)  # devices that say when their memory is full
+
+
+def choose(config: TrainConfig, parts: RunParts, folder: RunFolder | None, world: World) -> int | None:
+    """Return the images of one forward pass: as asked, or as kept with the run; None where they are to be found."""
+    count, group = parts.loader.count, mixing_group(parts)
+    if isinstance(config.micro_batch, int):
+        return check(config.micro_batch, count, group)
+    if config.micro_batch is None or world.device.type not in SEARCHED:
+        return count
+    known = folder.record["micro_batch"] if folder else None
+    known = int(world.gather(torch.tensor([known or 0])).max())
+    return known if known in sizes(count, group) else None
+
+
+def mixing_group(parts: RunParts) -> int:
+    """Return how many neighbouring images a micro-batch must not part."""
+    return parts.loader.group if parts.loader.pipeline.mix else 1
 
 
 def sizes(count: int, group: int) -> list[int]:
@@ -33,7 +52,7 @@ def check(size: int, count: int, group: int) -> int:
     return size
 
 
-def largest_that_fits(parts: RunParts, group: int, world: World) -> int:
+def largest_that_fits(parts: RunParts, world: World) -> int:
     """Return the largest micro-batch for which every process has enough memory; the parts can't be trained after it.
 
     Sizes grow until one fails, since FSDP2 delivers no gradients after a backward pass that failed. They are tried
@@ -42,7 +61,7 @@ def largest_that_fits(parts: RunParts, group: int, world: World) -> int:
     found, batch = 0, parts.loader[0]
     world.sum(torch.zeros(1, device=world.device))  # NCCL takes its memory when it is first used
     with alone(parts.forward), torch.compiler.set_stance("force_eager"):
-        for size in reversed(sizes(parts.loader.count, group)):
+        for size in reversed(sizes(parts.loader.count, mixing_group(parts))):
             if world.any(not fits(parts, batch, size)):
                 break
             found = size

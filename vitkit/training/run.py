@@ -197,9 +197,9 @@ def _train(
         (*parts.notes, *introduction(config, parts, world), *cost.notes(config.duration, faster))
     ):
         listener.note(line)
-    micro_batch = choose_micro_batch(config, parts, folder, world)
+    micro_batch = microbatch.choose(config, parts, folder, world)
     if micro_batch is None:
-        micro_batch = microbatch.largest_that_fits(parts, mixing_group(parts), world)
+        micro_batch = microbatch.largest_that_fits(parts, world)
         opened = parts.inputs
         del parts
         gc.collect()
@@ -290,25 +290,6 @@ def _other_than_before(
             "the evaluation data has changed since the run started: results from before and after this step can't "
             "be compared"
         )
-
-
-def choose_micro_batch(
-    config: TrainConfig, parts: RunParts, folder: RunFolder | None, world: World
-) -> int | None:
-    """Return the images of one forward pass: as asked, or as kept with the run; None where they are to be found."""
-    count, group = parts.loader.count, mixing_group(parts)
-    if isinstance(config.micro_batch, int):
-        return microbatch.check(config.micro_batch, count, group)
-    if config.micro_batch is None or world.device.type not in microbatch.SEARCHED:
-        return count
-    known = folder.record["micro_batch"] if folder else None
-    known = int(world.gather(torch.tensor([known or 0])).max())
-    return known if known in microbatch.sizes(count, group) else None
-
-
-def mixing_group(parts: RunParts) -> int:
-    """Return how many neighbouring images a micro-batch must not part."""
-    return parts.loader.group if parts.loader.pipeline.mix else 1
 
 
 def command_line(world: World) -> str:

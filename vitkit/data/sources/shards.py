@@ -1,4 +1,4 @@
-"""WebDataset's tar shards, local or through fsspec: indexed once, then each image is read by its offset."""
+"""WebDataset's tar shards, local or through fsspec: indexed once from headers alone, then each image is read by its offset."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import functools
 import json
 import os
 import re
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from vitkit.data.sources.labels import (
     say_classes,
 )
 from vitkit.data.sources.source import Source
-from vitkit.data.sources.tar import list_members
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
 from vitkit.data.threads import map_in_order
@@ -40,6 +40,19 @@ _FIELDS = ("label", "cls")
 _MOST_LABEL = 1 << 20
 # What tells a remote file from its next version, as far as stores say it.
 _VERSION = ("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
+# Tar files: the longest name that is read, and the types of headers that name the next file, stand aside, or have no data.
+BLOCK = 512
+_MOST_NAME = 1 << 20
+_LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_ASIDE = (*_LONG, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK)
+_NO_DATA = (
+    tarfile.LNKTYPE,
+    tarfile.SYMTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.DIRTYPE,
+    tarfile.FIFOTYPE,
+)
 
 
 @dataclass(frozen=True)
@@ -265,3 +278,95 @@ def _stated_names(url: str) -> tuple[tuple[str, ...], str] | None:
     if not ask(path, lambda: system.exists(place)):
         return None
     return parse_names(ask(path, lambda: system.cat_file(place)), path), path
+
+
+class Member(NamedTuple):
+    """A regular file in a tar file."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def list_members(file: BinaryIO, size: int, where: str) -> Iterator[Member]:
+    """Yield the regular files of a tar file of `size` bytes; links, devices and folders are passed over."""
+    place = 0
+    name: str | None = None  # from a header before the file's own, where it is long
+    length: int | None = None
+    while True:
+        header = _header(file, place, size, where)
+        if header is None:
+            return
+        place += BLOCK
+        if header.type not in _ASIDE and length is not None:
+            header.size = length
+        end = place + (0 if header.type in _NO_DATA else header.size)
+        if header.size < 0 or end > size:
+            raise InputError(
+                f"{where} is cut off: {header.name!r} ends at byte {end:,} of {size:,}; copy it again"
+            )
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            raise InputError(f"{where} holds a sparse file, {header.name!r}: pack it again without --sparse")
+        if header.type in _LONG:
+            if header.size > _MOST_NAME:
+                raise InputError(
+                    f"{where} is no sound tar file: a name of {header.size:,} bytes at byte {place:,}"
+                )
+            file.seek(place)
+            data = file.read(header.size)
+            if header.type == tarfile.GNUTYPE_LONGNAME:
+                name = _decoded(data.partition(b"\0")[0])
+            else:
+                fields = _fields(data, where, place)
+                name = fields.get("path", name)
+                length = int(fields["size"]) if "size" in fields else None
+                if any(field.startswith("GNU.sparse") for field in fields):
+                    raise InputError(f"{where} holds a sparse file, {name!r}: pack it again without --sparse")
+        elif header.type not in _ASIDE:
+            if header.isreg():
+                yield Member(name or header.name, place, header.size)
+            name = length = None
+        place = -(-end // BLOCK) * BLOCK
+
+
+def _header(file: BinaryIO, place: int, size: int, where: str) -> tarfile.TarInfo | None:
+    """Return the header at a place, or None where the archive ends."""
+    file.seek(place)
+    block = file.read(BLOCK)
+    if block == bytes(BLOCK):
+        return None
+    try:
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        if not size:
+            raise InputError(f"{where} is empty") from None
+        if len(block) < BLOCK:
+            raise InputError(
+                f"{where} is cut off: it ends at byte {size:,} without a tar file's end; copy it again"
+            ) from None
+        packed = "; unpack a compressed one to .tar first" if not place else ""
+        raise InputError(f"{where} is no sound tar file: no header at byte {place:,}{packed}") from None
+
+
+def _fields(data: bytes, where: str, place: int) -> dict[str, str]:
+    """Return the fields of a POSIX extended header: records of 'LENGTH KEY=VALUE' and a line feed."""
+    fields = {}
+    try:
+        while data:
+            length = int(data.partition(b" ")[0])
+            record = data[:length]
+            if length <= 0 or len(record) < length:
+                raise ValueError
+            key, _, value = record.partition(b" ")[2].removesuffix(b"\n").partition(b"=")
+            fields[_decoded(key)] = _decoded(value)
+            data = data[length:]
+        int(fields.get("size", "0"))
+    except ValueError:
+        raise InputError(
+            f"{where} is no sound tar file: a broken extended header at byte {place:,}"
+        ) from None
+    return fields
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
