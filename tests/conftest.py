@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib.util
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +38,31 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return bool(re.search(pattern, collection_path.read_text(encoding="utf-8"), re.MULTILINE)) or None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector what stays to the end: a run collects garbage, and thousands of modules are loaded."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # extensions report what Python doesn't free as leaks
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    chosen = [item for item in items if item.get_closest_marker("gpu")]
+    if chosen:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in chosen:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 class Answer(NamedTuple):
     """What a command answered."""
 
@@ -44,8 +71,18 @@ class Answer(NamedTuple):
     err: str
 
 
+@pytest.fixture(scope="session")
+def built_verbs() -> Iterator[None]:
+    """Build the command line once: typer reads the signatures of all verbs at each call."""
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
+
+
 @pytest.fixture
-def vit(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+def vit(capsys: pytest.CaptureFixture[str], built_verbs: None) -> Callable[..., Answer]:
     """Run a command in this process: `vit("models", "--json")`."""
     from vitkit.cli import main
 

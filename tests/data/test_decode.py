@@ -195,9 +195,8 @@ print(decoded, refused, slowest, peak)
 """
 
 
-@pytest.mark.parametrize(
-    ("files", "seed"), [(300, 0), pytest.param(2000, 1, marks=pytest.mark.slow)], ids=["some", "many"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("files", "seed"), [(300, 0), (2000, 1)])
 def test_mutated_files_are_decoded_or_refused(files: int, seed: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FUZZ, str(files), str(seed)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

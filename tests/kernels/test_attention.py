@@ -19,7 +19,7 @@ from vitkit.kernels import attention
 from vitkit.kernels.attention import BACKWARD, Tiles, can_use, is_right, keep_mask, short_attention
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
+compiled = pytest.mark.skipif(INTERPRETED, reason="kernels are interpreted here")
 
 
 def plain_attention(qkv: Tensor, keep: Tensor, dropout: float) -> Tensor:
@@ -254,7 +254,7 @@ def test_mask_depends_on_the_head_alone() -> None:
     assert torch.equal(whole[:2, :17, :17], keep_mask(torch.tensor([9]), 2, 17, 0.2))
 
 
-@gpu
+@compiled
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("tokens", "size", "dropout"),
@@ -277,7 +277,7 @@ def test_gpu_equals_plain(tokens: int, size: int, dropout: float) -> None:
     check_against_plain(qkv, d_out, dropout, 3e-2)
 
 
-@gpu
+@compiled
 @pytest.mark.gpu
 @pytest.mark.parametrize(("tokens", "size"), [(130, 32), (256, 64), (300, 64), (512, 64)])
 def test_gpu_equals_plain_in_the_blocks_of_smaller_gpus(
@@ -289,7 +289,7 @@ def test_gpu_equals_plain_in_the_blocks_of_smaller_gpus(
         check_against_plain(qkv, d_out, dropout, 3e-2)
 
 
-@gpu
+@compiled
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("tokens", "size", "dtype"),
@@ -299,7 +299,7 @@ def test_gpu_refuses_what_the_kernels_cannot_read(tokens: int, size: int, dtype:
     assert not can_use(torch.zeros(1, tokens, 3, 1, size, dtype=dtype, device="cuda"))
 
 
-@gpu
+@compiled
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [197, 512])
 def test_gpu_gives_the_same_bits_each_time(tokens: int) -> None:
@@ -314,7 +314,7 @@ def test_gpu_gives_the_same_bits_each_time(tokens: int) -> None:
 
 # PyTorch 2.11 says so of the pool that its own graphs are kept in.
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-@gpu
+@compiled
 @pytest.mark.gpu
 def test_gpu_graphs_draw_new_masks() -> None:
     qkv, d_out = random_qkv(2, 256, 4, 64, device="cuda", dtype=torch.bfloat16)

@@ -61,6 +61,9 @@ COMPILED: dict[str, ModelConfig] = {
 }
 
 every_model = pytest.mark.parametrize("name", MODELS)
+one_fast = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "cct" else pytest.mark.slow) for name in COMPILED]
+)
 
 
 def make(config: ModelConfig) -> Model:
@@ -314,7 +317,7 @@ def test_activation_checkpointing_changes_no_number(name: str, dtype: torch.dtyp
     assert set(calls.values()) == {1}
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@one_fast
 def test_compiles_without_graph_breaks(name: str) -> None:
     model = make(COMPILED[name])
     model.activation_checkpointing = name in ("vit-registers", "bit")
@@ -339,8 +342,10 @@ def test_compiles_to_machine_code(name: str) -> None:
     torch.testing.assert_close(loss_and_gradients(model, compiled, images), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "traced"])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    "strict", [pytest.param(True, marks=pytest.mark.slow), False], ids=["strict", "traced"]
+)
+@one_fast
 def test_exports_with_any_batch(name: str, strict: bool) -> None:
     model = make(COMPILED[name])
     exported = torch.export.export(

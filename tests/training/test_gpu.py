@@ -33,10 +33,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "in parts that fit": ("micro_batch=auto",),
     "recomputed": ("activation_checkpointing=true",),
 }
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def weights(path: Path, *changes: str, device: str) -> Tensor:

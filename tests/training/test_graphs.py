@@ -38,7 +38,6 @@ def trained(recorded: bool, steps: int = 6) -> tuple[dict[str, Tensor], list[flo
     return {name: tensor.cpu() for name, tensor in model.state_dict().items()}, losses
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_replayed_step_is_the_step() -> None:
     plain, losses = trained(recorded=False)
     replayed, theirs = trained(recorded=True)

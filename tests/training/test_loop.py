@@ -201,13 +201,13 @@ def test_the_tests_of_other_settings_exist(where: str) -> None:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("plain") / "run"
-    tiny_runs.run_tiny(run)
+    tiny_runs.run_tiny(run, "checkpoint_every=12")
     return run
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_setting_changes_something(name: str, plain: Path, tmp_path: Path) -> None:
-    tiny_runs.run_tiny(tmp_path / "run", f"{name}={CHANGES[name]}")
+    tiny_runs.run_tiny(tmp_path / "run", "checkpoint_every=12", f"{name}={CHANGES[name]}")
     assert tiny_runs.lines(tmp_path / "run") != tiny_runs.lines(plain)
 
 
@@ -247,7 +247,7 @@ def test_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
 
 
 def test_activation_checkpointing_changes_no_number(plain: Path, tmp_path: Path) -> None:
-    tiny_runs.run_tiny(tmp_path / "run", "activation_checkpointing=true")
+    tiny_runs.run_tiny(tmp_path / "run", "activation_checkpointing=true", "checkpoint_every=12")
     assert tiny_runs.differences(plain, tmp_path / "run") == []
 
 

@@ -490,7 +490,6 @@ def test_configs_go_through_text() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_optimizer
 def test_a_gpu_does_as_the_cpu(config_name: str) -> None:
     config, kind = CONFIGS[config_name]

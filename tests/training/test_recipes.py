@@ -48,6 +48,8 @@ DATA = {
 }
 # Recipes that start from another's run, and the shape that it has.
 STARTS = {"imagenet384_cct14": "CCT-14/7x2", "flowers102_cct14": "CCT-14/7x2"}
+# One of each family of models, one without labels, and the one of the quick start: these train in the fast tests.
+FAST = ("digits", "i1k_vit_b16", "augreg_i21k_r_ti16", "jft_r50x1", "cifar10_cct7", "masked_patches_b16")
 
 # recipe: model, optimiser, learning rate, weight decay, duration, batch, schedule, warm-up.
 Row = tuple[str, str, float, float, Duration, int, str, Duration]
@@ -448,11 +450,19 @@ def two_steps(config: TrainConfig, path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in STARTS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name in NAMES
+        if name not in STARTS
+    ],
+)
 def test_two_tiny_steps(name: str, tmp_path: Path) -> None:
     two_steps(shrink(resolve(name)), tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_two_tiny_steps_of_recipes_that_start_from_a_run(tmp_path: Path) -> None:
     start = tmp_path / "imagenet_cct14"

@@ -44,7 +44,9 @@ def raising(number: signal.Signals, step: int) -> dict[int, object]:
     return {step: lambda: signal.raise_signal(number)}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "adamw" else pytest.mark.slow) for name in SETTINGS]
+)
 def test_stopped_and_resumed_equals_straight_through(name: str, tmp_path: Path) -> None:
     """Stopped between lines and checkpoints, on a measured step, and on one that is saved anyway."""
     changes, one, other = SETTINGS[name], tmp_path / "straight", tmp_path / "stopped"

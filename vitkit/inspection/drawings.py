@@ -31,7 +31,7 @@ class Drawing:
     @cached_property
     def png(self) -> bytes:
         buffer = io.BytesIO()
-        self.image.save(buffer, "PNG", optimize=True)
+        self.image.save(buffer, "PNG")
         return buffer.getvalue()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -182,10 +183,14 @@ def other_name(name: str) -> str | None:
     return None
 
 
+@functools.cache
+def _listed() -> dict[str, ModelConfig]:
+    return {name: model_config(name) for name in list_models()}
+
+
 def find_name(config: ModelConfig) -> str | None:
     """Return the papers' name of a configuration's shape, if it has one."""
-    for name in list_models():
-        known = model_config(name)
+    for name, known in _listed().items():
         if type(known) is type(config) and _shape(known) == _shape(config):
             return name
     if type(config) is ViTConfig:

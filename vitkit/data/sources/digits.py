@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from vitkit.data.sources.source import Source
@@ -28,14 +30,21 @@ class Digits(Source):
         if split not in SPLITS:
             hint = did_you_mean(split, SPLITS) or ";"
             raise InputError(f"digits has no split {split!r}{hint} expected {', '.join(SPLITS)}")
-        from sklearn.datasets import load_digits
-
-        data = load_digits()
+        images, labels = _read()
         self.split = split
         self.start, stop = SPLITS[split]
-        self.labels = data.target[self.start : stop].astype(np.int64)
-        grey = np.round(data.images[self.start : stop] * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
+        self.labels = labels[self.start : stop].astype(np.int64)
+        grey = np.round(images[self.start : stop] * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
         self.images = np.repeat(grey[..., None], 3, axis=-1)
 
     def where(self, index: int) -> str:
         return f"digits, image {self.start + index} of scikit-learn's"
+
+
+@functools.cache
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Parse scikit-learn's text file once, not for each split."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return data.images, data.target
