@@ -248,6 +248,14 @@ def admitted_values(hint: Any) -> str:
     return words.get(hint, "nothing (null)" if hint is type(None) else str(hint))
 
 
+def check_choice(name: str, value: str, kind: Any) -> None:
+    """Refuse a setting that is none of the words that its type allows."""
+    options = typing.get_args(kind)
+    if value not in options:
+        hint = did_you_mean(str(value), options) or ";"
+        raise InputError(f"{name} is {value!r}{hint} expected {', '.join(options)}")
+
+
 def read_yaml(text: str, where: str) -> dict[str, Any]:
     """Return the mapping that a YAML text holds; nothing in it is executed."""
     import yaml

@@ -207,7 +207,7 @@ def test_discard_reaches_both() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(fuse="meen"), "unknown fuse 'meen'; expected mean, max or min; did you mean 'mean'?"),
+        (dict(fuse="meen"), "fuse is 'meen'; did you mean 'mean'? expected mean, max, min"),
         (dict(residual=1.0), "residual must be at least 0 and below 1, not 1"),
         (dict(discard=-0.1), "discard must be at least 0 and below 1, not -0.1"),
     ],

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.config import check_choice
 from vitkit.data.decode import decode, read_pixels
 from vitkit.data.draws import generator
 from vitkit.data.order import Order
 from vitkit.data.pipeline import IMAGE_STEPS, Step
 from vitkit.data.sources.source import Source, what_is_wrong
-from vitkit.errors import InputError, did_you_mean
+from vitkit.errors import InputError
 
 BadImages = Literal["error", "skip"]
 MOST_REPLACEMENTS = 100
@@ -110,14 +111,6 @@ class Fetcher:
             for step in self.steps:
                 image = IMAGE_STEPS[step.name](image, random, **dict(step.arguments))
         return image
-
-
-def check_choice(name: str, value: str, kind: Any) -> None:
-    """Refuse a setting that is none of the words that its type allows."""
-    options = get_args(kind)
-    if value not in options:
-        hint = did_you_mean(str(value), options) or ";"
-        raise InputError(f"{name} is {value!r}{hint} expected {', '.join(options)}")
 
 
 def check_sizes(shapes: Iterable[tuple[int, ...]]) -> None:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from vitkit.config import check_choice
 from vitkit.data.draws import Draw
-from vitkit.data.fetch import BadImages, Fetched, Fetcher, check_choice, check_sizes
+from vitkit.data.fetch import BadImages, Fetched, Fetcher, check_sizes
 from vitkit.data.memory import Cache, MemoryFetcher, cached, is_full_precision
 from vitkit.data.operations import send
 from vitkit.data.order import Order, Sampling

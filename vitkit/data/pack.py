@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitkit.data.fetch import BadImages, check_choice
+from vitkit.config import check_choice
+from vitkit.data.fetch import BadImages
 from vitkit.data.images import FORMATS, ORIENTATION, read_image
 from vitkit.data.open import open_data, open_splits
 from vitkit.data.sources.files import find_files, is_url

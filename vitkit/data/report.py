@@ -23,8 +23,7 @@ from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import counted
 from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError
-from vitkit.figures.sheets import TILE, TILES, Row, contact_sheet
-from vitkit.figures.tiles import fit_tile, name_class
+from vitkit.figures.sheets import TILE, TILES, Row, contact_sheet, fit_tile, name_class
 from vitkit.files import written_whole
 from vitkit.notes import Note
 from vitkit.results import Result

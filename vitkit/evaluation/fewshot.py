@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from vitkit.data.fetch import check_choice
+from vitkit.config import check_choice
 from vitkit.data.open import Data
 from vitkit.data.pipeline import Pipeline, Step
 from vitkit.data.sources.source import Source, Subset, choose_shots

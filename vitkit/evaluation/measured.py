@@ -28,7 +28,7 @@ from vitkit.evaluation.metrics import (
 )
 from vitkit.evaluation.passes import SourcePass
 from vitkit.figures.mistakes import OTHERS, Tile, confusion_picture, mistake_sheet
-from vitkit.figures.tiles import name_class
+from vitkit.figures.sheets import name_class
 from vitkit.files import written_whole
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.fetch import check_choice
+from vitkit.config import check_choice
 from vitkit.data.open import Data, open_data
 from vitkit.data.sources.folder import scan
 from vitkit.data.sources.source import Source, Subset

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vitkit.figures.palette import THEME, plain_axes
-from vitkit.figures.tiles import cut_text, fit_tile, load_font
+from vitkit.figures.sheets import cut_text, fit_tile, load_font
 from vitkit.models.configs import Preprocessing
 
 MARGIN, GAP = 20, 6

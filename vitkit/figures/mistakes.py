@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitkit.figures.palette import THEME
-from vitkit.figures.tiles import cut_text, draw_text, find_font, fit_tile, load_font
+from vitkit.figures.sheets import EMPTY, cut_text, draw_text, find_font, fit_tile, load_font
 
 OTHERS = "other classes"
 MOST_COUNTS = 25
@@ -24,11 +24,10 @@ MOST_LETTERS = 28
 _INK, _MUTED, _LINE, _PAPER, _GOOD, _BAD = (
     THEME[name][0] for name in ("ink", "muted", "line", "paper", "good", "bad")
 )
-_EMPTY = "#f0f2f5"
 
 
 class Tile(NamedTuple):
-    """A wrong image: pixels uint8 (height, width, 3), and what it is and was taken for."""
+    """A wrong image: pixels uint8 (height, width, 3), and what it is and what it was predicted as."""
 
     pixels: np.ndarray
     true: str
@@ -37,7 +36,7 @@ class Tile(NamedTuple):
 
 
 def confusion_picture(matrix: np.ndarray, class_names: Sequence[str], path: str | os.PathLike[str]) -> None:
-    """Draw a confusion matrix as PNG: rows are classes, columns what their images were taken for, colours shares of rows.
+    """Draw a confusion matrix as PNG: rows are classes, columns what their images were predicted as, colours shares of rows.
 
     A matrix with one column more than rows has what is none of the classes in its last.
     """
@@ -83,7 +82,7 @@ def confusion_picture(matrix: np.ndarray, class_names: Sequence[str], path: str 
             axes.grid(which="minor", color=_LINE, linewidth=0.6)
             axes.tick_params(which="minor", length=0)
         axes.spines[:].set_color(_LINE)
-        axes.set_xlabel("taken for", color=_MUTED, fontsize=9)
+        axes.set_xlabel("predicted as", color=_MUTED, fontsize=9)
         axes.set_ylabel("class", color=_MUTED, fontsize=9)
         for row, column in np.argwhere(matrix > 0).tolist() if has_counts else ():
             color = _PAPER if shares[row, column] > 0.55 else _INK
@@ -108,7 +107,7 @@ TILE, GAP, MARGIN, HEAD, WORDS, COLUMNS = 176, 16, 24, 66, 46, 6
 
 
 def mistake_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], wrong: int, images: int) -> None:
-    """Draw wrong images as PNG, each above what it is and what it was taken for; `wrong` of `images` are wrong in all."""
+    """Draw wrong images as PNG, each above what it is and what it was predicted as; `wrong` of `images` are wrong in all."""
     from PIL import Image, ImageDraw
 
     columns = max(4, min(COLUMNS, len(tiles)))
@@ -122,12 +121,12 @@ def mistake_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], wrong: in
     title = f"{wrong:,} of {images:,} images wrong{shown}" if wrong else f"None of {images:,} images wrong"
     draw.text((MARGIN, MARGIN), cut_text(title, bold, width - 2 * MARGIN), _INK, bold)
     if tiles:
-        legend = "green: the class; red: what it was taken for, with its probability"
+        legend = "green: the class; red: what it was predicted as, with its probability"
         draw.text((MARGIN, MARGIN + 30), legend, _MUTED, plain)
     for number, tile in enumerate(tiles):
         row, column = divmod(number, COLUMNS)
         left, top = MARGIN + column * (TILE + GAP), MARGIN + HEAD + row * (TILE + WORDS + GAP)
-        draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), _EMPTY)
+        draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), EMPTY)
         small = fit_tile(tile.pixels, TILE)
         sheet.paste(small, (left + (TILE - small.width) // 2, top + (TILE - small.height) // 2))
         share = f" {tile.probability:.0%}"

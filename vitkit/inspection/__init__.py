@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from vitkit.inspection.attention import attention_distance as attention_distance
     from vitkit.inspection.attention import attention_maps as attention_maps
     from vitkit.inspection.attention import pooling_map as pooling_map
+    from vitkit.inspection.attention import token_colors as token_colors
     from vitkit.inspection.attention import uniform_distance as uniform_distance
     from vitkit.inspection.flow import gradient_rollout as gradient_rollout
     from vitkit.inspection.flow import rollout as rollout
-    from vitkit.inspection.tokens import token_colors as token_colors
     from vitkit.inspection.weights import embedding_filters as embedding_filters
     from vitkit.inspection.weights import position_similarity as position_similarity
 
@@ -24,7 +24,7 @@ PUBLIC = {
     "pooling_map": "attention",
     "position_similarity": "weights",
     "rollout": "flow",
-    "token_colors": "tokens",
+    "token_colors": "attention",
     "uniform_distance": "attention",
 }
 

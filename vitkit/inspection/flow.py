@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.config import Bounds
-from vitkit.errors import InputError, did_you_mean
+from vitkit.config import Bounds, check_choice
+from vitkit.errors import InputError
 from vitkit.inspection.asking import (
     Inspected,
     TransformerConfig,
@@ -55,10 +55,7 @@ def rollout(
     that are set to zero, the smallest first, of each image by itself; the diagonal stays.
     """
     module, config = transformer(model, "attention rollout")
-    if fuse not in get_args(Fuse):
-        raise InputError(
-            f"unknown fuse {fuse!r}; expected mean, max or min{did_you_mean(fuse, get_args(Fuse))}"
-        )
+    check_choice("fuse", fuse, Fuse)
     flow = Flow(residual, discard)
 
     def reduce(kind: str, layer: int | None, tensor: Tensor) -> Tensor | None:

@@ -17,9 +17,8 @@ from vitkit.figures.maps import distance_table, sentence
 from vitkit.files import write_file
 from vitkit.inspection.asking import join_reasons
 from vitkit.inspection.drawings import Drawing, grid_in_words
-from vitkit.inspection.findings import Findings, RolloutOptions, examine, examine_weights
+from vitkit.inspection.findings import Findings, Images, RolloutOptions, examine, examine_weights, open_images
 from vitkit.inspection.flow import Fuse
-from vitkit.inspection.opening import Images, open_images
 from vitkit.models.configs import CompactConfig, Preprocessing, ResNetConfig, Size, ViTConfig
 from vitkit.notes import Note, kind_of
 from vitkit.predictor import Names, Prediction, Predictor, load

@@ -16,8 +16,7 @@ from vitkit.data.report import write_sheet
 from vitkit.data.sources.source import Files
 from vitkit.evaluation.measured import Measured
 from vitkit.figures import mistakes, sheets
-from vitkit.figures import tiles as drawing
-from vitkit.figures.tiles import find_font, name_class
+from vitkit.figures.sheets import find_font, name_class
 
 PICTURES = ("confusion.png", "mistakes.png", "sheet.png")
 ARC = "\N{ARC}"
@@ -78,7 +77,7 @@ def test_sheets_use_a_font_that_has_the_letters(
 ) -> None:
     draw(tmp_path / "a", "cat", f"{ARC} one", "bird")
     expected = Image.new("RGB", (150, 18), "white")
-    mono, height = ImageFont.truetype(str(MONO), size), drawing.load_font(size).getmetrics()[0]
+    mono, height = ImageFont.truetype(str(MONO), size), sheets.load_font(size).getmetrics()[0]
     ImageDraw.Draw(expected).text((0, height), f"{ARC} one", ink, mono, anchor="ls")
     with Image.open(tmp_path / "a" / picture) as image:
         found = image.crop((*place, place[0] + expected.width, place[1] + expected.height))
@@ -108,11 +107,11 @@ def test_a_font_that_cannot_be_opened_has_no_letters(tmp_path: Path, monkeypatch
     monkeypatch.setattr(fontManager, "ttflist", [replace(entry, fname=str(broken))])
     find_font.cache_clear()
     assert name_class(ARC, 3) == "class 3"
-    assert not drawing._shows(str(broken), {ARC})  # as bitmap fonts, whose letters can be listed
+    assert not sheets._shows(str(broken), {ARC})  # as bitmap fonts, whose letters can be listed
 
 
 def test_letters_that_a_font_leaves_blank_are_not_shown() -> None:
-    assert drawing._shows(str(MONO), {ARC}) and not drawing._shows(str(MONO), {ARC, "\N{NO-BREAK SPACE}"})
+    assert sheets._shows(str(MONO), {ARC}) and not sheets._shows(str(MONO), {ARC, "\N{NO-BREAK SPACE}"})
 
 
 def test_own_letters_need_no_search(monkeypatch: pytest.MonkeyPatch) -> None:

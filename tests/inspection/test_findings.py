@@ -10,7 +10,7 @@ from PIL import Image
 import vitkit
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
-from vitkit.inspection.opening import open_images
+from vitkit.inspection.findings import open_images
 
 
 def test_paths_are_photos_tables_are_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
