@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import subprocess
-import sys
-import zipfile
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -502,20 +499,6 @@ def test_the_page_lists_every_recipe() -> None:
 def test_recipes_are_package_data() -> None:
     folder = resources.files("vitkit") / "recipes"
     assert all((folder / f"{name}.yaml").is_file() for name in NAMES)
-
-
-def test_recipes_are_in_the_wheel(tmp_path: Path) -> None:
-    """The wheel is built from links to the sources, so that nothing is written beside them."""
-    pytest.importorskip("setuptools")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "vitkit"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
-    [wheel] = tmp_path.glob("*.whl")
-    inside = zipfile.ZipFile(wheel).namelist()
-    assert {f"vitkit/recipes/{name}.yaml" for name in NAMES} <= set(inside)
 
 
 def settings(document: Explanation) -> dict[str, Any]:
