@@ -28,7 +28,7 @@ from vitkit.models.configs import Preprocessing
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, load
 from vitkit.reports.inspection import inspect_model
-from vitkit.reports.results import Accuracy, accuracy_of
+from vitkit.reports.outcomes import Accuracy, accuracy_of
 
 TESTS = Path(__file__).parents[1]
 EVIL = "<script>alert(1)</script>"

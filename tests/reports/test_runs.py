@@ -17,7 +17,7 @@ from tests.reports import run_folders
 from tests.reports.pages import read
 from vitkit.config import to_dict, write_yaml
 from vitkit.errors import InputError
-from vitkit.reports.results import Accuracy
+from vitkit.reports.outcomes import Accuracy
 from vitkit.reports.runs import differences, report
 from vitkit.training.recipes import resolve
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from vitkit.errors import InputError
 from vitkit.runs import (
+    Evaluated,
     RunFolder,
     cut_metrics,
     list_runs,
@@ -328,6 +329,23 @@ def test_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "path": str(Path("runs", "a")),
     }
     assert list_runs(Path("runs", "a")) == [rows[1]]
+
+
+def test_a_run_without_evaluations_is_listed_with_its_training_loss(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path / "run", CONFIG)) as folder:
+        for step in (1, 2):
+            folder.append({"step": step, "loss": 3.0 / step, "images_per_second": 10.0 * step})
+        [row] = list_runs(tmp_path)
+        assert (row.loss, row.images_per_second) == (Evaluated("train/loss", 1.5, 2), 15.0)
+        folder.append({"step": 1, "val/loss": 2.0})
+        [row] = list_runs(tmp_path)
+        assert row.loss == Evaluated("val/loss", 2.0, 1)
+
+
+def test_the_innermost_runs_of_a_suite_are_listed(tmp_path: Path) -> None:
+    inner = "suite/vtab/tuning/dtd/0.01/seed-0/run"
+    RunFolder(tmp_path / inner, CONFIG).close()
+    assert [row.name for row in list_runs(tmp_path)] == [inner]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,14 +11,14 @@ from vitkit.cli.options import Json
 from vitkit.cli.output import note, print_json, print_table
 
 if TYPE_CHECKING:
-    from vitkit.runs.reading import RunRow
+    from vitkit.runs.reading import Evaluated, RunRow
 
 
 def runs(
     root: Annotated[str, typer.Argument(metavar="ROOT", help="The folder of runs, or one run.")] = "runs",
     json: Json = False,
 ) -> None:
-    """List runs with status, step, best metric, last evaluated loss and speed: vit runs
+    """List runs with status, step, best metric, last loss and speed: vit runs
 
     The last updated comes first. To resume a run, repeat the command that started it.
     """
@@ -47,7 +47,7 @@ def print_runs(rows: Sequence[RunRow]) -> None:
                 row.status,
                 "" if row.step is None else f"{row.step:,} / {row.steps:,}",
                 best(row.best),
-                measured(row.loss),
+                evaluated(row.loss),
                 "" if row.images_per_second is None else f"{row.images_per_second:,.0f}",
                 duration(row.seconds),
                 moment(row.updated),
@@ -58,15 +58,15 @@ def print_runs(rows: Sequence[RunRow]) -> None:
     )
 
 
-def best(entry: dict[str, Any] | None) -> str:
-    return f"{measured(entry)} at step {entry['step']:,}" if entry else ""
+def best(found: Evaluated | None) -> str:
+    return f"{evaluated(found)} at step {found.step:,}" if found else ""
 
 
-def measured(entry: dict[str, Any] | None) -> str:
-    if entry is None:
+def evaluated(found: Evaluated | None) -> str:
+    if found is None:
         return ""
-    value = f"{entry['value']:.2%}" if entry["metric"].endswith("accuracy") else f"{entry['value']:.4g}"
-    return f"{entry['metric']} {value}"
+    value = f"{found.value:.2%}" if found.metric.endswith("accuracy") else f"{found.value:.4g}"
+    return f"{found.metric} {value}"
 
 
 def duration(seconds: float | None) -> str:

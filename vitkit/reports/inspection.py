@@ -22,9 +22,9 @@ from vitkit.inspection.flow import Fuse
 from vitkit.models.configs import CompactConfig, Preprocessing, ResNetConfig, Size, ViTConfig
 from vitkit.notes import Note, kind_of
 from vitkit.predictor import Names, Prediction, Predictor, load
+from vitkit.reports.models import distance_sections, missing, photo_parts, weight_sections
+from vitkit.reports.outcomes import Accuracy, accuracy_in_words, accuracy_of
 from vitkit.reports.page import Html, element, facts, join, page, section, table
-from vitkit.reports.results import Accuracy, accuracy_in_words, accuracy_of
-from vitkit.reports.sections import distance_sections, missing, photo_parts, weight_sections
 from vitkit.results import Result
 from vitkit.runs.reading import read_object
 from vitkit.weights.folder import preprocessing_in_words

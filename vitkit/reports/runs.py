@@ -19,8 +19,7 @@ from vitkit.figures.curves import Look, Panel, png, svg
 from vitkit.files import write_file
 from vitkit.models.names import changed_shape
 from vitkit.reports import curves
-from vitkit.reports.page import NOTHING, Html, element, facts, fold, join, page, section, table
-from vitkit.reports.results import (
+from vitkit.reports.outcomes import (
     Accuracy,
     Measured,
     accuracy_in_words,
@@ -29,6 +28,7 @@ from vitkit.reports.results import (
     read_measured,
     result_sections,
 )
+from vitkit.reports.page import NOTHING, Html, element, facts, fold, join, page, section, table
 from vitkit.results import Result
 from vitkit.runs.folder import flatten
 from vitkit.runs.reading import (
@@ -125,7 +125,7 @@ def report(
         )
     inside: list[Html] = []
     if any(run.model for run in found):
-        from vitkit.reports.trained import model_sections  # torch, which runs without a model do without
+        from vitkit.reports.models import model_sections  # torch, which runs without a model do without
 
         inside, undrawn = model_sections(found, inspect=inspect, device=device, progress=progress)
         left_out += undrawn
@@ -304,9 +304,7 @@ def _evaluation_table(run: Run) -> Html:
     if len(lines) > MOST_ROWS:
         kept = {place * (len(lines) - 1) // (MOST_ROWS - 1) for place in range(MOST_ROWS)}
         lines = [
-            line
-            for place, line in enumerate(lines)
-            if place in kept or (best and line["step"] == best["step"])
+            line for place, line in enumerate(lines) if place in kept or (best and line["step"] == best.step)
         ]
     columns = {
         "epoch": "Epoch",
@@ -325,7 +323,7 @@ def _evaluation_table(run: Run) -> Html:
     rows = [[f"{line['step']:,.0f}", *(cell(line, name) for name in columns)] for line in lines]
     steps = [line["step"] for line in lines]
     titles = ["Step", *columns.values()]
-    place = steps.index(best["step"]) if best and best["step"] in steps else None
+    place = steps.index(best.step) if best and best.step in steps else None
     return table(titles, rows, right=titles, best=place)
 
 

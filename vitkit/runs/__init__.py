@@ -11,13 +11,14 @@ from vitkit.runs.folder import (
     read_record,
     run_name,
 )
-from vitkit.runs.reading import cut_metrics, list_runs, read_metrics
+from vitkit.runs.reading import Evaluated, cut_metrics, list_runs, read_metrics, speed
 
 __all__ = [
     "CONFIG",
     "FREE",
     "RECORD",
     "ROOT",
+    "Evaluated",
     "RunFolder",
     "cut_metrics",
     "list_runs",
@@ -26,4 +27,5 @@ __all__ = [
     "read_metrics",
     "read_record",
     "run_name",
+    "speed",
 ]

@@ -17,7 +17,7 @@ from typing import Any
 
 from vitkit.errors import InputError, did_you_mean
 from vitkit.files import digest, is_locked, write_file
-from vitkit.results import Result
+from vitkit.results import Result, from_json
 from vitkit.runs.folder import (
     CONFIG,
     KINDS,
@@ -33,6 +33,18 @@ from vitkit.runs.folder import (
 FINETUNE = KINDS["finetune"].record
 EVALUATION, RESULTS = "evaluation", "results.json"
 "Where `vit finetune` measures its model, as `vit eval --out` does."
+DEEPEST = len(Path("SUITE/vtab/tuning/TASK/RATE/seed-0/run").parts)
+"Folders between a list of runs and the innermost run that a command makes."
+
+
+@dataclass(frozen=True)
+class Evaluated(Result):
+    """What one evaluation found."""
+
+    metric: str
+    "Such as 'val_ema/accuracy'."
+    value: float
+    step: int
 
 
 @dataclass(frozen=True)
@@ -73,13 +85,13 @@ class Run:
         return evaluated
 
     @property
-    def best(self) -> dict[str, Any] | None:
-        """Metric, value and step of the best evaluation where all are there."""
+    def best(self) -> Evaluated | None:
+        """The best evaluation, where the record has all of it."""
         best = mapping(self.state.get("best"))
         value, step = finite(best.get("value")), finite(best.get("step"))
         if value is None or step is None or not text(best.get("metric")):
             return None
-        return {"metric": best["metric"], "value": value, "step": int(step)}
+        return Evaluated(best["metric"], value, int(step))
 
     @property
     def model(self) -> Path | None:
@@ -265,10 +277,9 @@ class RunRow(Result):
     "As its record says; 'interrupted' where no process is at work any more, 'unreadable' where the record is damaged."
     step: int | None = None
     steps: int | None = None
-    best: dict[str, Any] | None = None
-    "Metric, value and step of the best evaluation."
-    loss: dict[str, Any] | None = None
-    "The same of the last evaluated loss."
+    best: Evaluated | None = None
+    loss: Evaluated | None = None
+    "The last, of training where none was evaluated."
     images_per_second: float | None = None
     "Median over the training lines."
     seconds: float | None = None
@@ -292,7 +303,7 @@ def list_runs(root: str | Path = ROOT) -> list[RunRow]:
     return sorted(rows, key=lambda row: row.updated or "", reverse=True)
 
 
-def _find_runs(folder: Path, depth: int = 4) -> Iterator[Path]:
+def _find_runs(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
     """Yield the runs in a folder, and those in folders that hold several, such as a fine-tuning's."""
     if _is_run(folder):
         yield folder
@@ -307,29 +318,31 @@ def _row(folder: Path, root: Path) -> RunRow:
     row = RunRow(name, "unreadable", path=str(folder))
     try:
         record = read_record(folder)
-        shown = ("status", "step", "steps", "best", "seconds", "updated", "message")
+        shown = ("status", "step", "steps", "seconds", "updated", "message")
         row = replace(row, **{field: record[field] for field in shown})
+        if record["best"] is not None:
+            row = replace(row, best=from_json(Evaluated, record["best"]))
         training, evaluations = _parted(read_metrics(folder))
     except InputError as error:
         return replace(row, message=str(error))
     if row.status == "running" and not is_locked(folder / LOCK):
         row = replace(row, status="interrupted")
-    return replace(row, loss=_last_loss(evaluations, row.best), images_per_second=speed(training))
+    trained = ({"step": line["step"], "train/loss": line["loss"]} for line in training if "loss" in line)
+    loss = _last_loss(evaluations, row.best) or _last_loss(trained, None)
+    return replace(row, loss=loss, images_per_second=speed(training))
 
 
-def speed(training: Iterable[Mapping[str, float]]) -> float | None:
+def speed(training: Iterable[Mapping[str, float | None]]) -> float | None:
     """Return the median of images per second over training lines; None where none says it."""
-    rates = [line["images_per_second"] for line in training if line.get("images_per_second")]
+    rates = [rate for line in training if (rate := line.get("images_per_second"))]
     return statistics.median(rates) if rates else None
 
 
-def _last_loss(
-    evaluations: Iterable[Mapping[str, float]], best: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
+def _last_loss(evaluations: Iterable[Mapping[str, float]], best: Evaluated | None) -> Evaluated | None:
     """Return the last evaluated loss, of the weights by which the best were chosen if there are several."""
-    split = best["metric"].split("/")[0] if best else ""
+    split = best.metric.split("/")[0] if best else ""
     found = [
-        {"metric": name, "value": line[name], "step": int(line["step"])}
+        Evaluated(name, line[name], int(line["step"]))
         for line in evaluations
         for name in sorted(line, key=lambda name: name.startswith(f"{split}/"))
         if name.endswith("/loss")

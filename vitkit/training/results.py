@@ -17,8 +17,7 @@ from vitkit.errors import InputError
 from vitkit.evaluation.held_out import Classification
 from vitkit.files import digest
 from vitkit.notes import Note
-from vitkit.results import Result
-from vitkit.runs import RunFolder, cut_metrics, read_metrics
+from vitkit.runs import Evaluated, RunFolder, cut_metrics, read_metrics
 from vitkit.training.build import RunParts
 from vitkit.training.checkpoints import on_first_rank
 from vitkit.training.config import TrainConfig
@@ -35,15 +34,6 @@ from vitkit.world import World
 BEST = ("accuracy", "mean_average_precision")
 # The files that a model folder is known by.
 FILES = ("config.json", "model.safetensors")
-
-
-@dataclass(frozen=True)
-class Best(Result):
-    """The best measurement of a run, of the weights that model/ holds where they are selected by it."""
-
-    metric: str
-    value: float
-    step: int
 
 
 class Results:
@@ -63,7 +53,8 @@ class Results:
         self.listener, self.world, self.cost = listener, world, cost
         self.journal = Journal(folder, listener, config.track)
         self.models = KeptModels(parts, path, folder, world)
-        self.best: Best | None = None
+        self.best: Evaluated | None = None
+        "Of the weights that model/ holds where they are selected by it."
         self.started = self.done = 0
         self.watch = Stopwatch(
             parts.loader.batch_size,
@@ -151,7 +142,7 @@ class Results:
         metric = next((f"{chosen}/{name}" for name in BEST if f"{chosen}/{name}" in line), None)
         is_best = metric is not None and self._is_best(line[metric])
         if metric is not None and is_best:
-            self.best = Best(metric, line[metric], done)
+            self.best = Evaluated(metric, line[metric], done)
             if self.config.select == "best":
                 self.models.write("model", done, averaged=average is not None)
         self.journal.write({**line, "seconds": self.watch.seconds})
@@ -215,16 +206,16 @@ class Results:
             self.listener.note(Note(text, "warning"))
         return found
 
-    def _best_until_now(self, state: Mapping[str, Any], step: int | None = None) -> Best | None:
+    def _best_until_now(self, state: Mapping[str, Any], step: int | None = None) -> Evaluated | None:
         """Return the best measurement, or that of a step: as the checkpoint says, else as the metrics do."""
-        known = Best(**state["best"]) if state.get("best") else None
+        known = Evaluated(**state["best"]) if state.get("best") else None
         if known and step in (None, known.step):
             return known
         if "best" in state and step is None:
             return None
         chosen = f"{self.parts.evaluated}_ema" if self.parts.average else self.parts.evaluated
         found = [
-            Best(f"{chosen}/{name}", line[f"{chosen}/{name}"], line["step"])
+            Evaluated(f"{chosen}/{name}", line[f"{chosen}/{name}"], line["step"])
             for line in read_metrics(self.path)
             for name in BEST
             if line.get(f"{chosen}/{name}") is not None and step in (None, line["step"])

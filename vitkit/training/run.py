@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import shlex
-import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,17 +26,19 @@ from vitkit.data.threads import Unreadable
 from vitkit.errors import InputError
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, choose_device
-from vitkit.results import Result
+from vitkit.results import Result, from_json
 from vitkit.runs import (
     CONFIG,
     FREE,
     ROOT,
+    Evaluated,
     RunFolder,
     named_path,
     read_config,
     read_metrics,
     read_record,
     run_name,
+    speed,
 )
 from vitkit.training import microbatch
 from vitkit.training.build import Inputs, RunParts, build, compute_dtype
@@ -48,7 +49,7 @@ from vitkit.training.log import Listener, Silent
 from vitkit.training.loop import fit
 from vitkit.training.pictures import drawn
 from vitkit.training.recipes import resolve
-from vitkit.training.results import Best, Results
+from vitkit.training.results import Results
 from vitkit.weights.load import LoadedModel, paths_in
 from vitkit.world import World, join_world
 
@@ -63,7 +64,7 @@ class TrainResult(Result):
     step: int
     steps: int
     seconds: float
-    best: Best | None
+    best: Evaluated | None
     cost: Mapping[str, float]
     "parameters, exaflops."
     environment: Mapping[str, str | float]
@@ -324,11 +325,11 @@ def environment(world: World) -> dict[str, str | int]:
 def summary(path: Path, parts: RunParts, unreadable: Mapping[str, str]) -> TrainResult:
     """Return the run in short: its record, and the last value of each metric."""
     last: dict[str, float | None] = {}
-    for line in read_metrics(path):
+    lines = read_metrics(path)
+    for line in lines:
         last |= line
-    rates = [line["images_per_second"] for line in read_metrics(path) if line.get("images_per_second")]
-    if rates:
-        last["images_per_second"] = statistics.median(rates)
+    if (rate := speed(lines)) is not None:
+        last["images_per_second"] = rate
     record = read_record(path)
     best = record["best"]
     return TrainResult(
@@ -337,7 +338,7 @@ def summary(path: Path, parts: RunParts, unreadable: Mapping[str, str]) -> Train
         step=record["step"],
         steps=record["steps"],
         seconds=record["seconds"],
-        best=None if best is None else Best(best["metric"], best["value"], best["step"]),
+        best=None if best is None else from_json(Evaluated, best),
         cost=record["cost"],
         environment=record["environment"],
         metrics={key: value for key, value in last.items() if key not in ("step", "seconds")},

@@ -1,14 +1,23 @@
-"""Findings of an inspection as sections of a page: each picture with how to read it, and why others are missing."""
+"""Models looked into, as sections of a page: each picture with how to read it, and why others are missing.
+
+An inspection shows all of its findings; the report on runs shows those of their models side by side.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from vitkit.data.open import open_data
+from vitkit.data.threads import Progress
+from vitkit.errors import InputError
 from vitkit.figures.maps import sentence
 from vitkit.inspection.asking import join_reasons, reads_class_token
 from vitkit.inspection.drawings import grid_in_words
-from vitkit.inspection.findings import Findings, Photo, RolloutOptions
+from vitkit.inspection.findings import Findings, Photo, RolloutOptions, examine, examine_weights
 from vitkit.models.configs import CompactConfig, ViTConfig
-from vitkit.predictor import Prediction, Predictor
+from vitkit.predictor import Prediction, Predictor, load
 from vitkit.reports.page import Html, element, figure, fold, section, table
+from vitkit.runs.reading import Run, mapping, text
 
 NO_IMAGES = "No images were given, and this is measured on images: name some, as in vit inspect MODEL IMAGES."
 FILTERS = (
@@ -25,13 +34,15 @@ DISTANCE = (
 )
 KINDS = {"filters": "sheet told", "positions": "wide told", "distance": "wide chart"}
 "How each picture of the whole model is shown."
+RUN_IMAGES, RUN_PHOTOS = 32, 3
+"Of those that a run's model was measured on."
 
 
 def weight_sections(found: Findings) -> list[Html]:
     """Return filters and positions."""
     shown = (("Filters", "filters", FILTERS), ("Position embeddings", "positions", POSITIONS))
     return [
-        section(title, element("p", words), drawn(found, name))
+        section(title, element("p", words), _drawn(found, name))
         for title, name, words in shown
         if name in found.drawings
     ]
@@ -50,7 +61,7 @@ def distance_sections(found: Findings) -> list[Html]:
         [f"{layer}", *(f"{value:.1f}" for value in (*row, row.mean()))] for layer, row in enumerate(values)
     ]
     numbers = fold("By layer and head, in pixels", table(columns, rows, right=columns))
-    return [section(title, element("p", DISTANCE), drawn(found, "distance"), numbers)]
+    return [section(title, element("p", DISTANCE), _drawn(found, "distance"), numbers)]
 
 
 def photo_parts(found: Findings, predictor: Predictor, options: RolloutOptions) -> list[Html]:
@@ -112,7 +123,78 @@ def _guess(guess: Prediction) -> Html:
     return element("li", element("span", guess.name), element("b", words), style=f"--share:{share:.2%}")
 
 
-def drawn(found: Findings, name: str) -> Html:
+def _drawn(found: Findings, name: str) -> Html:
     """Return a picture of the whole model."""
     drawing = found.drawings[name]
     return figure(drawing.png, drawing.caption, drawing.caption, kind=KINDS[name])
+
+
+def model_sections(
+    runs: Sequence[Run], *, inspect: bool, device: str, progress: Progress | None
+) -> tuple[list[Html], list[str]]:
+    """Return a section for each run that has a model: what needs no images and, to inspect, what needs a few.
+
+    What can't be drawn has a sentence in its place; these sentences are returned beside.
+    """
+    parts, left_out = list[Html](), list[str]()
+    for run in runs:
+        if run.model is not None:
+            title = "Inside the model" if len(runs) == 1 else f"Inside {run.name}"
+            try:
+                content, reason = _content(run, inspect, device, progress)
+            except InputError as error:
+                content, reason = [], f"the model can't be drawn: {error}"
+            if reason:
+                content.append(element("p", sentence(reason), class_="note"))
+                left_out.append(f"{run.name}: {reason}")
+            parts.append(section(title, *content))
+    return parts, left_out
+
+
+def _content(run: Run, inspect: bool, device: str, progress: Progress | None) -> tuple[list[Html], str]:
+    """Return what is drawn of a model, and why attention isn't, '' where it is or needn't be."""
+    assert run.model is not None
+    predictor = load(run.model, device=device)
+    if not inspect:
+        return _of_weights(examine_weights(predictor)), ""
+    options = RolloutOptions()
+    try:
+        objective = mapping(run.config.get("objective")).get("name", "supervised")
+        source = open_data(_data(run), default="measure", labelled=objective == "supervised")
+        found = examine(
+            predictor,
+            source,
+            num_images=RUN_IMAGES,
+            num_photos=RUN_PHOTOS,
+            options=options,
+            progress=progress,
+        )
+    except InputError as error:
+        return _of_weights(examine_weights(predictor)), f"attention is not drawn: {error}"
+    photos = photo_parts(found, predictor, options)
+    return [_pictures(found), element("h3", "Photos"), *photos, *missing(found)], ""
+
+
+def _of_weights(found: Findings) -> list[Html]:
+    return [_pictures(found), *missing(found)]
+
+
+def _data(run: Run) -> str:
+    """Return the DATA that the run's model was measured on, else what the run learned from."""
+    data = run.config.get("data")
+    given = (run.results.get("data"), mapping(data).get("evaluate"), mapping(data).get("train"), data)
+    found = next(filter(None, map(text, given)), None)
+    if found is None:
+        raise InputError("the run doesn't say its data")
+    return found
+
+
+def _pictures(found: Findings) -> Html:
+    """Return what is drawn of the whole model side by side."""
+    shown = (("filters", FILTERS), ("positions", POSITIONS), ("distance", DISTANCE))
+    parts = (
+        element("div", _drawn(found, name), element("p", words, class_="note"))
+        for name, words in shown
+        if name in found.drawings
+    )
+    return element("div", *parts, class_="pair")

@@ -19,7 +19,7 @@ from tests.reports.run_folders import write_run
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.reports.inspection import inspect_model
-from vitkit.reports.results import Accuracy, accuracy_of, read_measured
+from vitkit.reports.outcomes import Accuracy, accuracy_of, read_measured
 from vitkit.reports.runs import report
 
 TESTS = Path(__file__).parents[1]

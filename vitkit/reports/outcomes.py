@@ -1,4 +1,4 @@
-"""What was measured of a run's model: its accuracy, its worst classes, the pictures of its mistakes."""
+"""What runs came to: the accuracy of a model, its worst classes, the pictures of its mistakes, a fine-tuning's sweep."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def accuracy_of(model: str | os.PathLike[str], size: tuple[int, int] | None = No
 def best_of(run: Run) -> Accuracy | None:
     """Return the best evaluation of a run."""
     best = run.best
-    return None if best is None else Accuracy(best["metric"], best["value"], best["step"])
+    return None if best is None else Accuracy(best.metric, best.value, best.step)
 
 
 def accuracy_in_words(found: Accuracy) -> Html:
