@@ -47,7 +47,7 @@ def test_tables(vit: Callable[..., Any], model: str) -> None:
         "calibration error (15 equal bins)": f"{found.calibration_error:.2%}",
         "loss": f"{found.loss:.4f}",
     }
-    assert lines[8].split() == "class images accuracy precision F1 most often taken for".split()
+    assert lines[8].split() == "class images accuracy precision F1 most often predicted as".split()
     accuracies = [float(line.split("%")[0].split()[-1]) for line in lines[9:-1]]
     assert accuracies == sorted(accuracies) and len(accuracies) == 10
     assert lines[-1] == "The worst classes first."

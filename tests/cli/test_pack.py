@@ -77,11 +77,11 @@ def test_the_same_command_goes_on_after_an_interrupt(vit: Vit, monkeypatch: pyte
         patch.setitem(module.WRITERS, "tar", interrupted)
         answer = vit(*command)
     assert (answer.status, answer.out) == (130, "")
-    assert answer.err.splitlines()[-1] == "stopped; the same command goes on"
+    assert answer.err.splitlines()[-1] == "stopped; run the same command again to resume"
     assert names() == ["classes.txt", "pack.json", "train-000000.tar", "train-000001.tar"]
     answer = vit(*command)
     assert answer.status == 0
-    assert answer.err.splitlines()[-1] == "2 of 4 shards were there already"
+    assert answer.err.splitlines()[-1] == "2 of 4 shards were already finished"
     assert len(names()) == 6
 
 
@@ -97,7 +97,7 @@ def test_other_settings_need_force(vit: Vit) -> None:
     assert json.loads(Path("packed/pack.json").read_text())["settings"]["size"] == 16
 
 
-def test_a_bad_image_stops_it_or_is_left_out(vit: Vit, photos: Path) -> None:
+def test_a_bad_image_stops_it_or_is_skipped(vit: Vit, photos: Path) -> None:
     (photos / "train/cat/1.png").write_bytes(b"")
     answer = vit("pack", "./photos", "packed")
     assert (answer.status, answer.out) == (2, "")
@@ -107,8 +107,8 @@ def test_a_bad_image_stops_it_or_is_left_out(vit: Vit, photos: Path) -> None:
     answer = vit("pack", "./photos", "packed", "--bad-images", "skip", "--json")
     assert answer.status == 1
     assert answer.err.splitlines()[-2:] == [
-        "left out ./photos/train/cat/1.png: it is empty",
-        "1 image was left out",
+        "skipped ./photos/train/cat/1.png: it is empty",
+        "1 image was skipped",
     ]
     assert json.loads(answer.out)["unreadable"] == [
         {"image": "./photos/train/cat/1.png", "reason": "it is empty"}

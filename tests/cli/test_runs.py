@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.cli.runs import duration
 from vitkit.runs import RunFolder, list_runs
 
 
@@ -46,7 +45,7 @@ def test_the_table(vit) -> None:
     rows = {row[0]: row[1:] for row in (first, second, third)}
     done = "done 1,000 / 1,000 val/accuracy 98.77% at step 900 val/loss 0.0015 1,800 1:02:05".split()
     assert rows["digits-1"][:-2] == done
-    failed = "failed 12 / 1,000 val/loss 0.1235 at step 10 0:00:00".split()
+    failed = "failed 12 / 1,000 val/loss 0.1235 at step 10 0:00".split()
     assert rows["digits-2"][:-2] == failed
     assert rows["digits-3"] == ["unreadable"]
     notes = answer.err.splitlines()
@@ -66,13 +65,6 @@ def test_no_runs_yet(vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_folder_that_is_not_there(vit) -> None:
     answer = vit("runs", "rusn", "--json")
     assert answer == (2, "", "error: rusn is no folder; expected one that holds runs, such as runs\n")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(None, ""), (0.4, "0:00:00"), (59.6, "0:01:00"), (360000, "100:00:00")]
-)
-def test_durations(seconds: float | None, words: str) -> None:
-    assert duration(seconds) == words
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_from_start_to_end(vit: Vit) -> None:
 
     again = vit("train", "tiny.yaml", "--run", "mine", "--device", "cpu")
     assert again.status == 0
-    assert "the run is done already" in again.err.splitlines()
+    assert "the run is already finished" in again.err.splitlines()
     assert "step 12/12" not in again.err
 
 
@@ -101,7 +101,7 @@ def test_stopped_is_130_and_the_run_goes_on(
     assert (document["status"], document["step"]) == ("stopped", 7)
     answer = vit("train", "runs/mine", "--device", "cpu")
     assert answer.status == 0
-    assert "goes on from step 7 of 12" in answer.err.splitlines()
+    assert "resumes at step 7 of 12" in answer.err.splitlines()
     assert "runs/mine: done" in answer.out
 
 

@@ -28,6 +28,14 @@ def test_durations(seconds: float, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0:00"), (59.6, "1:00"), (65, "1:05"), (3905, "1:05:05"), (360000, "100:00:00")],
+)
+def test_clock(seconds: float, words: str) -> None:
+    assert numbers.clock(seconds) == words
+
+
+@pytest.mark.parametrize(
     ("value", "words"),
     [
         (3_760_000, "3.76 M"),

@@ -18,20 +18,17 @@ from vitkit.cli.cost import cost
 from vitkit.cli.data import data
 from vitkit.cli.doctor import doctor
 from vitkit.cli.eval import eval
-from vitkit.cli.fewshot import fewshot
 from vitkit.cli.finetune import finetune
+from vitkit.cli.frozen import fewshot, knn, probe
 from vitkit.cli.inspection import inspect
-from vitkit.cli.knn import knn
 from vitkit.cli.models import models
 from vitkit.cli.output import StandardOutput, note
 from vitkit.cli.pack import pack
 from vitkit.cli.predict import predict
-from vitkit.cli.probe import probe
 from vitkit.cli.quickstart import quickstart
-from vitkit.cli.recipes import recipes
 from vitkit.cli.report import report
 from vitkit.cli.runs import runs
-from vitkit.cli.train import train
+from vitkit.cli.train import recipes, train
 from vitkit.cli.vtab import vtab
 from vitkit.errors import InputError, did_you_mean
 from vitkit.notes import visible

@@ -58,6 +58,6 @@ def convert(
     for line in result.notes:
         note(line)
     if json:
-        print_json(result.to_json())
+        print_json(result)
     else:
         print_line(f"{result.target}: {result.model}, {result.parameters:,} parameters, as {result.to}")

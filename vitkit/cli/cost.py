@@ -37,7 +37,7 @@ def cost(
             raise InputError(f"--table {table} stands alone: leave out models and their flags")
         result = published(table)
         if json:
-            print_json(result.to_json())
+            print_json(result)
         elif isinstance(result, Sizes):
             print_sizes(result)
         else:
@@ -48,8 +48,7 @@ def cost(
     size = parse_size(image_size)
     reports = [count(name, image_size=size, num_classes=num_classes, images=images) for name in models]
     if json:
-        documents = [report.to_json() for report in reports]
-        print_json(documents if len(documents) > 1 else documents[0])
+        print_json(reports if len(reports) > 1 else reports[0])
     else:
         print_reports(reports)
 

@@ -45,7 +45,7 @@ def data(
     for line in report.notes:
         note(line)
     if json:
-        print_json(report.to_json())
+        print_json(report)
     else:
         print_report(report)
         note(f"contact sheet: {report.sheet}" if out else "--out FILE.png draws a contact sheet")

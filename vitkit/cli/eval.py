@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -91,7 +92,7 @@ def print_result(result: Evaluation) -> None:
     title = f"{result.model} on {result.data}: {result.images:,} images, {result.classes:,} classes"
     print_table(title, ["", "value"], overall(result), right=["value"])
     if result.per_class is not None:
-        print_classes(result.to_json())
+        print_classes(result)
 
 
 def overall(result: Evaluation) -> list[list[str]]:
@@ -113,25 +114,32 @@ def overall(result: Evaluation) -> list[list[str]]:
     return rows
 
 
-def print_classes(result: dict[str, Any]) -> None:
+def print_classes(result: Evaluation) -> None:
     """Print the classes with the lowest scores, and what each is most often predicted as."""
-    rows, has_several = result["per_class"], "mean_average_precision" in result
-    key = "average_precision" if has_several else "recall"
-    worst = sorted(rows, key=lambda row: (row[key], -row["images"]))[:MOST_CLASSES]
-    cells = [[row["class"], f"{row['images']:,}", f"{row[key]:.1%}"] for row in worst]
-    columns = ["class", "images", "average precision" if has_several else "accuracy"]
-    if not has_several:
-        columns += ["precision", "F1", "most often taken for"]
-        for cell, row in zip(cells, worst, strict=True):
-            precision = "" if row["precision"] is None else f"{row['precision']:.1%}"
-            cell += [precision, f"{row['f1']:.1%}", taken_for(row["class"], result["confusion"])]
+    from vitkit.evaluation.measured import ClassPrecision, ClassScore
+
+    def score(row: ClassScore | ClassPrecision) -> float:
+        return row.recall if isinstance(row, ClassScore) else row.average_precision
+
+    rows: Sequence[ClassScore | ClassPrecision] = result.per_class or ()
+    worst = sorted(rows, key=lambda row: (score(row), -row.images))[:MOST_CLASSES]
+    columns = ["class", "images", "average precision"]
+    if result.confusion is not None:
+        columns = ["class", "images", "accuracy", "precision", "F1", "most often predicted as"]
+    cells = []
+    for row in worst:
+        cell = [row.name, f"{row.images:,}", f"{score(row):.1%}"]
+        if isinstance(row, ClassScore) and result.confusion is not None:
+            precision = "" if row.precision is None else f"{row.precision:.1%}"
+            cell += [precision, f"{row.f1:.1%}", predicted_as(row.name, result.confusion[row.name])]
+        cells.append(cell)
     more = len(rows) - len(worst)
     caption = f"The worst classes first; {more:,} more are in --json." if more else "The worst classes first."
     right = ["images", "accuracy", "average precision", "precision", "F1"]
     print_table(None, columns, cells, caption, right=right)
 
 
-def taken_for(name: str, confusion: dict[str, dict[str, int]]) -> str:
-    """Return the class that a class is mistaken for most often."""
-    wrong = [(other, images) for other, images in confusion[name].items() if other != name]
+def predicted_as(name: str, predictions: dict[str, int]) -> str:
+    """Return the class that a class is most often predicted as instead."""
+    wrong = [(other, images) for other, images in predictions.items() if other != name]
     return f"{wrong[0][0]} ({wrong[0][1]:,})" if wrong else ""

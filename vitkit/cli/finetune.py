@@ -1,4 +1,4 @@
-"""`vit finetune`: a trained model becomes a model for other data."""
+"""`vit finetune`: a trained model becomes a model for other data, or with --suite for each of the paper's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from vitkit.cli.progress import follow
 
 if TYPE_CHECKING:
     from vitkit.transfer.finetune import FinetuneResult
+    from vitkit.transfer.suite import SuiteResult
 
 
 def finetune(
@@ -57,11 +58,9 @@ def finetune(
         raise InputError("finetune needs DATA, such as vit finetune MODEL ./photos, or --suite paper")
     options: dict[str, Any] = {"run": run, "device": device, "force": force}
     if suite is not None:
-        from vitkit.cli.suite import finetune_suite
-
         if sweep is not None:
             raise InputError("--suite has no --sweep: give optimizer.learning_rate=, or sweep one data set")
-        finetune_suite(model, suite, data, words, seeds=seeds, json=json, **options)
+        _finetune_suite(model, suite, data, words, seeds=seeds, json=json, **options)
         return
     assert data is not None
     with follow() as listener:
@@ -70,7 +69,7 @@ def finetune(
         seeds = 1 if seeds is None else seeds
         result = run_finetune(model, data, words, sweep=sweep, seeds=seeds, listener=listener, **options)
     if json:
-        print_json(result.to_json())
+        print_json(result)
     else:
         print_result(result)
     if result.status == "stopped":
@@ -106,10 +105,46 @@ def print_result(result: FinetuneResult) -> None:
     print_table(f"{result.run}: done", ["", "value"], rows)
 
     assert result.evaluation is not None
-    print_classes(result.evaluation.to_json())
+    print_classes(result.evaluation)
     if len(result.values) > 1:
         note("classes, evaluation/ and model are those of the first seed")
     written = "results" if result.evaluation.confusion is None else "pictures"
     note(f"{written}: {result.run}/evaluation; model: {result.model}")
     run = shlex.quote(result.run)
     note(f"next: vit predict {run} IMAGES, vit eval {run} DATA")
+
+
+def _finetune_suite(
+    model: str,
+    suite: str,
+    data: str | None,
+    changes: list[str],
+    *,
+    seeds: int | None,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Run a suite and print it."""
+    from vitkit.transfer.suite import SEEDS, run_suite
+
+    with follow() as listener:
+        seeds = SEEDS if seeds is None else seeds
+        result = run_suite(model, suite, data, changes, seeds=seeds, listener=listener, **options)
+    if json:
+        print_json(result)
+    else:
+        print_suite(result)
+    if result.status != "done":
+        raise typer.Exit(130 if result.status == "stopped" else 1)
+
+
+def print_suite(result: SuiteResult) -> None:
+    """Print the table of a suite beside the paper's."""
+    from vitkit.transfer.suite import CAPTION, table_cells, table_remarks, table_title
+
+    columns, rows = table_cells(result)
+    caption = "\n".join([CAPTION, *table_remarks(result)])
+    print_table(table_title(result), columns, rows, caption, right=[columns[1], *columns[3:]])
+    note(f"kept: {result.run}/suite.json and suite.md")
+    if result.status == "stopped":
+        note("stopped; run the same command again to resume")

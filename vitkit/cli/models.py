@@ -25,13 +25,13 @@ def models(
     if weights:
         found = list_rows(pattern, weights=True)
         if json:
-            print_json([row.to_json() for row in found])
+            print_json(found)
         else:
             print_weights(found)
     else:
         rows = list_rows(pattern)
         if json:
-            print_json([row.to_json() for row in rows])
+            print_json(rows)
         else:
             print_models(rows)
 

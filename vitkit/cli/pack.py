@@ -44,14 +44,14 @@ def pack(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        note(f"stopped; the same command goes on{', without --force' if force else ''}")
+        note(f"stopped; run the same command again to resume{', without --force' if force else ''}")
         raise
     for line in result.notes:
         note(line)
     if result.resumed_shards:
-        note(f"{result.resumed_shards:,} of {result.shards:,} shards were there already")
+        note(f"{result.resumed_shards:,} of {result.shards:,} shards were already finished")
     if json:
-        print_json(result.to_json())
+        print_json(result)
     else:
         numbers = ["shards", "images", "made smaller", "MB"]
         rows = [
@@ -71,7 +71,7 @@ def pack(
             right=numbers,
         )
     for entry in result.unreadable:
-        note(f"left out {entry.image}: {entry.reason}")
+        note(f"skipped {entry.image}: {entry.reason}")
     if count := len(result.unreadable):
-        note(f"{count:,} images were left out" if count > 1 else "1 image was left out")
+        note(f"{count:,} images were skipped" if count > 1 else "1 image was skipped")
         raise typer.Exit(1)

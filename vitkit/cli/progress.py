@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vitkit.cli.output import note
+from vitkit.figures.numbers import clock, is_share, metric
 from vitkit.notes import visible
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Lines:
         self.total = total
         if step:
             self.note(
-                f"goes on from step {step:,} of {total:,}" if step < total else "the run is done already"
+                f"resumes at step {step:,} of {total:,}" if step < total else "the run is already finished"
             )
 
     def stepped(self, step: int) -> None:
@@ -145,10 +146,8 @@ def metrics_text(line: Mapping[str, Any]) -> str:
 
 
 def _metric_text(name: str, value: Any) -> str:
-    if name.endswith(("accuracy", "precision")):
-        return f"{name} {value:.2%}"
-    if name.endswith("loss"):
-        return f"{name} {value:.4f}"
+    if is_share(name) or name.endswith("loss"):
+        return f"{name} {metric(name, value)}"
     forms = {
         "learning_rate": f"lr {value:.3g}",
         "images_per_second": f"{value:,.0f} images/s",
@@ -156,10 +155,3 @@ def _metric_text(name: str, value: Any) -> str:
         "peak_share": f"{value:.0%} of peak",
     }
     return forms.get(name, "")
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as h:mm:ss, or m:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -22,7 +22,7 @@ def quickstart(
     with follow() as listener:
         result = run(out, force=force, listener=listener)
     if json:
-        print_json(result.to_json())
+        print_json(result)
         return
     rows = [
         [row.labels, f"{row.pre_trained:.1%}", f"{row.scratch:.1%}", str(row.seeds)]

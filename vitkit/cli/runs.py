@@ -9,6 +9,7 @@ import typer
 
 from vitkit.cli.options import Json
 from vitkit.cli.output import note, print_json, print_table
+from vitkit.figures import numbers
 
 if TYPE_CHECKING:
     from vitkit.runs.reading import Evaluated, RunRow
@@ -26,7 +27,7 @@ def runs(
 
     rows = list_runs(root)
     if json:
-        print_json([row.to_json() for row in rows])
+        print_json(rows)
         return
     if not rows:
         note(f"no runs in {root}; `vit train RECIPE` makes one")
@@ -49,7 +50,7 @@ def print_runs(rows: Sequence[RunRow]) -> None:
                 best(row.best),
                 evaluated(row.loss),
                 "" if row.images_per_second is None else f"{row.images_per_second:,.0f}",
-                duration(row.seconds),
+                "" if row.seconds is None else numbers.clock(row.seconds),
                 moment(row.updated),
             ]
             for row in rows
@@ -63,17 +64,7 @@ def best(found: Evaluated | None) -> str:
 
 
 def evaluated(found: Evaluated | None) -> str:
-    if found is None:
-        return ""
-    value = f"{found.value:.2%}" if found.metric.endswith("accuracy") else f"{found.value:.4g}"
-    return f"{found.metric} {value}"
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    return f"{found.metric} {numbers.metric(found.metric, found.value)}" if found else ""
 
 
 def moment(iso: str | None) -> str:

@@ -1,4 +1,4 @@
-"""`vit train`: a recipe, or a run to resume, becomes a trained model."""
+"""`vit train`: a recipe, or a run to resume, becomes a trained model; `vit recipes` lists the recipes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.options import Changes, Device, Force, Json, Run
+from vitkit.cli.options import Changes, Device, Force, Json, Pattern, Run
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.cli.progress import follow
+from vitkit.figures.numbers import metric
 from vitkit.results import as_json
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def train(
 
         explanation = run_explain(recipe, changes or ())
         if json:
-            print_json(explanation.to_json())
+            print_json(explanation)
         else:
             _print_settings(explanation)
         return
@@ -51,11 +52,26 @@ def train(
     if result is None:  # another process than the first
         return
     if json:
-        print_json(result.to_json())
+        print_json(result)
     else:
         print_result(result)
     if result.status == "stopped":
         raise typer.Exit(130)
+
+
+def recipes(
+    pattern: Pattern = "*",
+    json: Json = False,
+) -> None:
+    """List the recipes that `vit train` knows, with their published result: vit recipes 'cifar*'"""
+    from vitkit.training.recipes import list_recipes
+
+    found = list_recipes(pattern)
+    if json:
+        print_json(found)
+        return
+    rows = [[row["name"], row["about"], row.get("cost", ""), row.get("result", "")] for row in found]
+    print_table(None, ["recipe", "about", "cost", "result"], rows, "vit train RECIPE [KEY=VALUE]...")
 
 
 def print_result(result: TrainResult) -> None:
@@ -63,13 +79,13 @@ def print_result(result: TrainResult) -> None:
     metrics, best, run = result.metrics, result.best, shlex.quote(result.run)
     rows = [["steps", f"{result.step:,} of {result.steps:,}"]]
     rows += [
-        [name, "not finite" if value is None else f"{value:.4g}"]
+        [name, "not finite" if value is None else metric(name, value)]
         for name, value in metrics.items()
         if "loss" in name
     ]
     for name, value in metrics.items():
         if name.endswith(("accuracy", "mean_average_precision")) and value is not None:
-            rows.append([name, f"{value:.2%}"])
+            rows.append([name, metric(name, value)])
     if best:
         rows.append([f"best {best.metric}", f"{best.value:.2%} at step {best.step:,}"])
     if "images_per_second" in metrics:  # not before the first line of metrics
@@ -78,7 +94,7 @@ def print_result(result: TrainResult) -> None:
     rows.append(["training time", f"{result.seconds:,.0f} s"])
     print_table(f"{result.run}: {result.status}", ["", "value"], rows, right=["value"])
     if result.status == "stopped":
-        note(f"stopped; go on with: vit train {run}")
+        note(f"stopped; resume with: vit train {run}")
     elif result.model and not result.classes:
         pool = " model.pool=mean" if result.pool == "none" else ""  # a head needs one
         start = f"vit finetune {run} DATA{pool}"

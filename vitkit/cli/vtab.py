@@ -53,7 +53,7 @@ def vtab(
             listener=listener,
         )
     if json:
-        print_json(document.to_json())
+        print_json(document)
     else:
         print_results(document)
     for row in document.tasks:

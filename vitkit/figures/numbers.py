@@ -37,6 +37,13 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
+def clock(seconds: float) -> str:
+    """As a clock shows it: 3905 -> 1:05:05, 65 -> 1:05"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def is_accuracy(name: str) -> bool:
     """Tell accuracies of any kind by their names."""
     return name.endswith("accuracy")

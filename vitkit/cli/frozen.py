@@ -1,4 +1,4 @@
-"""`vit fewshot`: accuracy of frozen features with a few images per class."""
+"""`vit fewshot`, `vit probe`, `vit knn`: accuracy of frozen features, by three ways to learn from them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from vitkit.cli.options import (
     Model,
     Seeds,
     TrainData,
+    parse_floats,
     parse_integers,
     parse_size,
 )
@@ -78,7 +79,80 @@ def fewshot(
         ]
         for row in result.results
     ]
-    print_measured(result, ["shots", "accuracy", "std", "l2"], rows, json)
+    _print_measured(result, ["shots", "accuracy", "std", "l2"], rows, json)
+
+
+def probe(
+    model: Model,
+    data: TrainData,
+    l2: Annotated[
+        float | None, typer.Option(help="Regularisation strength; by default chosen on a tenth of train.")
+    ] = None,
+    evaluate: Evaluate = None,
+    device: Device = "auto",
+    batch_size: BatchSize = 64,
+    image_size: ImageSize = None,
+    json: Json = False,
+) -> None:
+    """Measure features with a linear classifier: vit probe Ti/16@weights.safetensors cifar10
+
+    The network is frozen; multinomial logistic regression learns from all images of train and is measured on the test
+    split. Features are cached.
+    """
+    size = parse_size(image_size)
+    from vitkit.evaluation.probe import probe as run_probe
+
+    with progress_bar("features") as progress:
+        result = run_probe(
+            model,
+            data,
+            l2=l2,
+            evaluate=evaluate,
+            device=device,
+            batch_size=batch_size,
+            image_size=size,
+            progress=progress,
+        )
+    rows = [[f"{result.accuracy:.2%}", f"{result.l2:g}", f"{result.num_train:,}"]]
+    _print_measured(result, ["accuracy", "l2", "images learned from"], rows, json)
+
+
+def knn(
+    model: Model,
+    data: TrainData,
+    k: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of neighbours that vote.")] = "20",
+    temperature: Annotated[
+        str, typer.Option(metavar="T,T,...", help="Lower values give the nearest neighbours more weight.")
+    ] = "0.07",
+    evaluate: Evaluate = None,
+    device: Device = "auto",
+    batch_size: BatchSize = 64,
+    image_size: ImageSize = None,
+    json: Json = False,
+) -> None:
+    """Measure features by nearest neighbours: vit knn Ti/16@weights.safetensors cifar10 --k 10,20
+
+    The network is frozen and nothing is learned: the images of train whose features are nearest vote for their
+    classes. Features are cached.
+    """
+    numbers, temperatures = parse_integers("--k", k), parse_floats("--temperature", temperature)
+    size = parse_size(image_size)
+    from vitkit.evaluation.knn import knn as run_knn
+
+    with progress_bar("features") as progress:
+        result = run_knn(
+            model,
+            data,
+            k=numbers,
+            temperature=temperatures,
+            evaluate=evaluate,
+            device=device,
+            batch_size=batch_size,
+            image_size=size,
+            progress=progress,
+        )
+    rows = [[f"{row.k:,}", f"{row.temperature:g}", f"{row.accuracy:.2%}"] for row in result.results]
+    _print_measured(result, ["k", "temperature", "accuracy"], rows, json)
 
 
 def _parse_l2(text: str) -> float | Literal["sweep"]:
@@ -90,7 +164,7 @@ def _parse_l2(text: str) -> float | Literal["sweep"]:
         raise InputError(f"--l2 is {text!r}; expected a number above 0, or sweep") from None
 
 
-def print_measured(
+def _print_measured(
     result: FewShotResult | ProbeResult | KNNResult, columns: list[str], rows: list[list[str]], json: bool
 ) -> None:
     """Print what was measured of frozen features, as a table or as one JSON document."""
