@@ -81,7 +81,7 @@ def accuracies(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     """Let measurements give these accuracies, one after the other."""
     left = iter(values)
     monkeypatch.setattr(
-        "vitkit.evaluation.classification.Classification.run",
+        "vitkit.evaluation.held_out.Classification.run",
         lambda *_: {"loss": 1.0, "accuracy": next(left)},
     )
 
