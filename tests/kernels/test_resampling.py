@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitkit.data.memory import resample_boxes
+from vitkit.data.crops import resample_boxes
 
 resample = pytest.importorskip("vitkit.kernels.resampling", reason="needs Triton").resample
 

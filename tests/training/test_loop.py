@@ -177,7 +177,7 @@ ELSEWHERE = {
     "objective.target": "training/test_unlabelled.py::test_every_setting_changes_the_loss",
     "name": "runs/test_folder.py::test_names_follow_the_settings",
     "data.workers": "data/test_loader.py::test_workers_change_nothing",
-    "data.cache": "data/test_memory.py::test_pictures_are_kept_as_they_are",
+    "data.cache": "data/test_fetch.py::test_pictures_are_kept_as_they_are",
     "data.bad_images": "data/test_loader.py::test_bad_images_can_be_left_out",
     "preprocessing.interpolation": "data/test_images.py::test_interpolation_counts_where_the_input_is_not_square",
     "select": "training/test_loop.py::test_which_weights_are_the_model",

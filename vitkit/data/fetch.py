@@ -1,4 +1,4 @@
-"""What a worker does: read, decode and crop some images into one uint8 tensor of a fixed size."""
+"""How images are got by index: read, decoded and cropped by a worker, or kept decoded in memory, whole sets on the device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from torch import Tensor
 
 from vitkit.config import check_choice
 from vitkit.data.decode import decode, read_pixels
-from vitkit.data.draws import generator
+from vitkit.data.draws import Draw, generator
+from vitkit.data.operations import send
 from vitkit.data.order import Order
-from vitkit.data.pipeline import IMAGE_STEPS, Step
-from vitkit.data.sources.source import Source, what_is_wrong
+from vitkit.data.pipeline import BATCHED_STEPS, IMAGE_STEPS, Step
+from vitkit.data.sources.source import Picture, Source, what_is_wrong
+from vitkit.data.threads import map_in_order
 from vitkit.errors import InputError
 
 BadImages = Literal["error", "skip"]
+Cache = Literal["none", "ram", "device"]
 MOST_REPLACEMENTS = 100
 
 
@@ -111,6 +114,74 @@ class Fetcher:
             for step in self.steps:
                 image = IMAGE_STEPS[step.name](image, random, **dict(step.arguments))
         return image
+
+
+class MemoryFetcher:
+    """Images of one size on the device, by index, through the per-image steps of a pipeline in their batched form."""
+
+    def __init__(self, images: np.ndarray, steps: tuple[Step, ...], device: torch.device) -> None:
+        self.images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
+        self.steps = steps
+
+    def __call__(self, indices: np.ndarray, draw: Draw) -> Tensor:
+        """Return uint8 (images, channels, height, width)."""
+        [places] = send(self.images.device, indices)
+        images = self.images[places]
+        for place, step in enumerate(self.steps):
+            function = BATCHED_STEPS[step.name]
+            images = function(images, draw.child(f"crop/{place}"), **dict(step.arguments))
+        return images
+
+
+class Decoded(Source):
+    """A source whose pictures are decoded once and kept; what can't be read is an error when it is read."""
+
+    def __init__(self, source: Source, pictures: list[np.ndarray | InputError]) -> None:
+        self.source, self.pictures = source, pictures
+        self.name, self.split, self.class_names = source.name, source.split, source.class_names
+        self.labels = source.labels
+
+    def read(self, index: int) -> Picture:
+        picture = self.pictures[index]
+        if isinstance(picture, InputError):
+            raise picture
+        return picture
+
+    def where(self, index: int) -> str:
+        return self.source.where(index)
+
+    def content_keys(self) -> list[str] | None:
+        return self.source.content_keys()
+
+
+def cached(source: Source, cache: Cache) -> Source:
+    """Return a source as it is kept: read each time, decoded in memory, or as one array, which lives on the device."""
+    if cache == "none" or source.images is not None:
+        return source
+    decoded = source if isinstance(source, Decoded) else in_memory(source)
+    if cache == "device":
+        pictures = [
+            np.asarray(decoded.read(index)) for index in range(len(decoded))
+        ]  # raises what can't be read
+        if len(shapes := {picture.shape for picture in pictures}) > 1:
+            sizes = " and ".join("x".join(map(str, shape[:2])) for shape in sorted(shapes)[:2])
+            raise InputError(
+                f"cache=device keeps images of one size, {source.name} has {sizes}: take cache=ram, or resize them"
+            )
+        decoded.images = np.stack(pictures)
+    return decoded
+
+
+def in_memory(source: Source) -> Decoded:
+    """Return a source with every picture decoded, by threads."""
+
+    def decoded(index: int) -> np.ndarray | InputError:
+        try:
+            return np.ascontiguousarray(read_pixels(source, index).permute(1, 2, 0).numpy())
+        except InputError as error:
+            return error
+
+    return Decoded(source, list(map_in_order(decoded, range(len(source)))))
 
 
 def check_sizes(shapes: Iterable[tuple[int, ...]]) -> None:

@@ -15,10 +15,9 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitkit.data.crops import covering
 from vitkit.errors import InputError
 from vitkit.files import check_regular
-from vitkit.models.configs import Preprocessing
+from vitkit.models.configs import Preprocessing, Size, as_size
 
 ImageFile = str | os.PathLike[str] | bytes | Image.Image
 ImageSource = ImageFile | np.ndarray | Tensor
@@ -245,6 +244,25 @@ def fit(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     image = image.resize((resized_width, resized_height), resample)
     top, left = round((resized_height - height) / 2), round((resized_width - width) / 2)
     return image.crop((left, top, left + width, top + height))
+
+
+def covering(height: int, width: int, size: Size) -> tuple[int, int]:
+    """Return the smallest size of the same ratio that covers a box, rounded as torchvision (square) and timm do."""
+    rows, columns = as_size(size)
+    if rows == columns:
+        short = min(height, width)
+        # torchvision cuts the fraction off.
+        resized = int(rows * height / short), int(rows * width / short)
+    else:
+        ratio = min(height / rows, width / columns)
+        # timm's ResizeKeepRatio rounds both.
+        resized = round(height / ratio), round(width / ratio)
+    if Image.MAX_IMAGE_PIXELS and resized[0] * resized[1] > Image.MAX_IMAGE_PIXELS:
+        raise InputError(
+            f"an image of {height}x{width} pixels is too long and thin: "
+            f"it would be resized to {resized[0]}x{resized[1]}"
+        )
+    return resized
 
 
 def _bands(source: np.ndarray | Tensor, channels: int) -> list[Image.Image]:

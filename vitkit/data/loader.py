@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitkit.config import check_choice
+from vitkit.data.crops import is_full_precision
 from vitkit.data.draws import Draw
-from vitkit.data.fetch import BadImages, Fetched, Fetcher, check_sizes
-from vitkit.data.memory import Cache, MemoryFetcher, cached, is_full_precision
+from vitkit.data.fetch import BadImages, Cache, Fetched, Fetcher, MemoryFetcher, cached, check_sizes
 from vitkit.data.operations import send
 from vitkit.data.order import Order, Sampling
 from vitkit.data.pipeline import UNDRAWN, Pipeline, batch_steps, mix_steps, parse_pipeline

@@ -12,8 +12,7 @@ from vitkit.data.images import EXTENSIONS
 from vitkit.data.sources.files import find_files, is_url, without_query
 from vitkit.data.sources.source import Source, match_classes, read_file, take
 from vitkit.data.sources.vision import DATA_SETS
-from vitkit.data.sources.vtab import PREFIX as VTAB
-from vitkit.data.spec import DataSpec, as_spec
+from vitkit.data.spec import HUB, VTAB, DataSpec, as_spec
 from vitkit.data.splits import MADE, Default, choose_split, group_files, listed, made_splits
 from vitkit.errors import InputError, did_you_mean
 from vitkit.notes import Note
@@ -78,7 +77,7 @@ def list_splits(data: str | os.PathLike[str] | DataSpec) -> list[str]:
 
 def _stated_splits(spec: DataSpec) -> list[str]:
     """Return the splits that the names of files, folders or tables say; none where they are made."""
-    if spec.source.startswith("hf-hub:"):
+    if spec.source.startswith(HUB):
         from vitkit.data.sources.hub import list_hub_splits
 
         return list_hub_splits(spec.source)
@@ -129,7 +128,7 @@ def open_splits(spec: DataSpec, faults: list[str] | None = None) -> list[Source]
 def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None, labelled: bool) -> Source:
     if spec.source == "pipe" or spec.source.startswith("pipe:"):
         raise InputError("pipe: runs a shell command and is refused; give the files or their URL")
-    if spec.source.startswith("hf-hub:"):
+    if spec.source.startswith(HUB):
         from vitkit.data.sources.hub import open_hub
 
         return open_hub(spec, default, classes)

@@ -23,6 +23,14 @@ IMAGE_STEPS: dict[str, Callable[..., Any]] = {
     "central_crop": crops.central_crop,
     "random_crop": crops.random_crop,
 }
+# The same on batches of one size that lie in memory: function(images, draw, ...) -> images.
+BATCHED_STEPS: dict[str, Callable[..., Any]] = {
+    "inception_crop": crops.batched_inception_crop,
+    "resize": crops.batched_resize,
+    "resize_small": crops.batched_resize_small,
+    "central_crop": crops.central_crop,
+    "random_crop": crops.batched_random_crop,
+}
 # Those that leave nothing to chance.
 UNDRAWN = ("resize", "resize_small", "central_crop")
 # Steps after which all images have one size.

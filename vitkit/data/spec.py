@@ -10,6 +10,8 @@ from typing import Any
 
 from vitkit.errors import InputError, did_you_mean
 
+# What the names of VTAB's tasks and of data sets of the hub start with.
+VTAB, HUB = "vtab/", "hf-hub:"
 _ITEMS = re.compile(r"(?P<head>.*?)\[(?P<items>[^\[\]]*)\]", re.DOTALL)
 _SLICE = re.compile(r"(?P<start>\d{1,18}%?)?:(?P<stop>\d{1,18}%?)?")
 _SHOTS = re.compile(r"(\d{1,18})shot")
@@ -131,8 +133,8 @@ def _exists(text: str) -> bool:
 def _split_name(head: str) -> tuple[str, str | None]:
     """Cut the split off a source; the colon of a URL or of hf-hub: is none."""
     prefix = ""
-    if head.startswith("hf-hub:"):
-        prefix, head = "hf-hub:", head.removeprefix("hf-hub:")
+    if head.startswith(HUB):
+        prefix, head = HUB, head.removeprefix(HUB)
     cut = head.rfind(":")
     if cut < 0 or "/" in head[cut:]:
         return prefix + head, None

@@ -7,26 +7,22 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from vitkit.config import check_settings, override
+from vitkit.data.fetch import cached
 from vitkit.data.loader import Loader
-from vitkit.data.memory import cached
 from vitkit.data.open import open_data
 from vitkit.data.pipeline import Pipeline, parse_pipeline
 from vitkit.data.sources.source import Source, match_classes
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.errors import InputError
-from vitkit.evaluation.fewshot import FewShotEvaluator
-from vitkit.evaluation.frozen import FrozenEvaluator
 from vitkit.evaluation.held_out import Classification, HeldOut, OwnMetrics
-from vitkit.evaluation.knn import KNNEvaluator
 from vitkit.evaluation.passes import SourcePass, SourcePasses
-from vitkit.evaluation.probe import ProbeEvaluator
 from vitkit.models import build as build_module
 from vitkit.models.configs import ModelConfig, Preprocessing, Size
 from vitkit.models.model import Model, check_rgb
@@ -44,6 +40,9 @@ from vitkit.training.optimizers import build_optimizer, freeze_parameters
 from vitkit.training.schedules import Duration, build_schedule, parse_duration
 from vitkit.weights.load import LoadedModel, find_source, load_model, resample_to
 from vitkit.world import World
+
+if TYPE_CHECKING:
+    from vitkit.evaluation.frozen import FrozenEvaluator
 
 EVALUATION_BATCH = 512
 
@@ -297,6 +296,10 @@ def build_frozen(config: TrainConfig, source: Source, passes: SourcePasses) -> t
     """Return what measures frozen features, its data opened and checked."""
     if not (names := config.frozen.evaluators):
         return ()
+    from vitkit.evaluation.fewshot import FewShotEvaluator
+    from vitkit.evaluation.knn import KNNEvaluator
+    from vitkit.evaluation.probe import ProbeEvaluator
+
     is_labelled = config.objective.name == "supervised"
     try:
         train = source

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitkit.config import Count, CountOrZero, Share, check_bounds
-from vitkit.data.fetch import BadImages
-from vitkit.data.memory import Cache
+from vitkit.data.fetch import BadImages, Cache
 from vitkit.data.order import Sampling
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.errors import InputError

@@ -15,7 +15,6 @@ from vitkit.data.loader import EvaluationLoader
 from vitkit.data.pipeline import evaluation_pipeline
 from vitkit.data.sources.source import Source, Subset, spread
 from vitkit.errors import InputError
-from vitkit.figures.sheets import column_sheet
 from vitkit.files import written_whole
 from vitkit.notes import Note
 from vitkit.training.build import RunParts
@@ -60,6 +59,8 @@ class Pictures:
             objective.train()
         if panels is None or not self.world.is_first:
             return
+        from vitkit.figures.sheets import column_sheet
+
         folder = self.path / FOLDER
         folder.mkdir(exist_ok=True)
         with written_whole(folder / f"{step:08d}.png") as part:

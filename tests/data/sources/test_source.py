@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitkit.data.memory import in_memory
+from vitkit.data.fetch import in_memory
 from vitkit.data.open import open_data
 from vitkit.data.sources.source import Files, Source, fingerprint, match_classes, take
 from vitkit.data.spec import parse_spec

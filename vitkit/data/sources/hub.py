@@ -9,11 +9,9 @@ from vitkit.data.sources.files import ask
 from vitkit.data.sources.labels import Label, clean, name_classes, number_labels, say_classes
 from vitkit.data.sources.parquet import IMAGES, LABELS
 from vitkit.data.sources.source import Picture, Source
-from vitkit.data.spec import DataSpec
+from vitkit.data.spec import HUB, DataSpec
 from vitkit.data.splits import WORDS, Default, choose_split
 from vitkit.errors import InputError
-
-PREFIX = "hf-hub:"
 
 
 class Hub(Source):
@@ -35,7 +33,7 @@ def open_hub(spec: DataSpec, default: Default, classes: Sequence[str] | None = N
 
     Where the hub states no names of classes, and no `classes` are given, they are those of train's labels.
     """
-    name, repository = spec.source, spec.source.removeprefix(PREFIX)
+    name, repository = spec.source, spec.source.removeprefix(HUB)
     datasets, theirs = _look_up(name, repository)
     split, notes = choose_split(list(theirs), spec.split, default, name)
     wanted = "+".join(theirs.values()) if split == "all" else theirs[split]
@@ -62,13 +60,13 @@ def open_hub(spec: DataSpec, default: Default, classes: Sequence[str] | None = N
 
 def list_hub_splits(name: str) -> list[str]:
     """Return the splits of a data set of the hub, by our names."""
-    return list(_look_up(name, name.removeprefix(PREFIX))[1])
+    return list(_look_up(name, name.removeprefix(HUB))[1])
 
 
 def _look_up(name: str, repository: str) -> tuple[Any, dict[str, str]]:
     """Return the hub's library, and our name of each split of a data set -> the hub's."""
     if repository.count("/") != 1 or not all(repository.split("/")):
-        raise InputError(f"{name!r} names no data set of the hub; expected {PREFIX}ORG/NAME")
+        raise InputError(f"{name!r} names no data set of the hub; expected {HUB}ORG/NAME")
     try:
         import datasets
     except ImportError:

@@ -19,7 +19,7 @@ from vitkit.data.cache import cache_folder
 from vitkit.data.draws import Shuffle
 from vitkit.data.sources.source import Absent, Files, Source, Subset
 from vitkit.data.sources.vision import open_vision
-from vitkit.data.spec import DataSpec
+from vitkit.data.spec import VTAB, DataSpec
 from vitkit.data.splits import Default
 from vitkit.errors import InputError, did_you_mean
 from vitkit.notes import Note
@@ -31,7 +31,6 @@ CALTECH_SHOTS = 30
 Group = Literal["Natural", "Specialized", "Structured"]
 Stored = Literal["train", "validation", "test"]
 
-PREFIX = "vtab/"
 "How DATA names a task: vtab/TASK."
 # Name of each split -> its images; test is the task's own.
 TRAINING = {"train800": 800, "val200": 200, "train800val200": 1000}
@@ -177,14 +176,14 @@ def _last_below(thresholds: tuple[float, ...], distance: float) -> int:
 def open_vtab(spec: DataSpec, default: Default) -> Source:
     """Return a split of a task; without one, train800val200 to train and test to measure."""
     try:
-        return open_task(spec.source.removeprefix(PREFIX), spec.split, _root(spec), default)[0]
+        return open_task(spec.source.removeprefix(VTAB), spec.split, _root(spec), default)[0]
     except Absent as error:
         raise error if spec.root else Absent(f"{error}; say where it is: [root=FOLDER]") from None
 
 
 def list_vtab_splits(spec: DataSpec) -> list[str]:
     """Return the splits that a task has lists of, or that are cut from its raw data."""
-    folder = find_lists(find_task(spec.source.removeprefix(PREFIX)), _root(spec))
+    folder = find_lists(find_task(spec.source.removeprefix(VTAB)), _root(spec))
     return list(_present(folder) if folder else SPLITS)
 
 
@@ -197,7 +196,7 @@ def open_task(
 ) -> tuple[Source, bool]:
     """Return a split of a task in a folder, and whether its images are the official ones."""
     name, root = find_task(name), Path(root)
-    task, shown, notes = TASKS[name], f"{PREFIX}{name}", []
+    task, shown, notes = TASKS[name], f"{VTAB}{name}", []
     folder = find_lists(name, root)
     splits = _present(folder) if folder else SPLITS
     if split is None:

@@ -10,8 +10,8 @@ from typing import get_args
 
 from vitkit.data.open import open_data
 from vitkit.data.sources.source import Source, shared_images
-from vitkit.data.sources.vtab import PREFIX, SPLITS, TASKS, Absent, Group, Task, find_task, open_task
-from vitkit.data.spec import as_spec
+from vitkit.data.sources.vtab import SPLITS, TASKS, Absent, Group, Task, find_task, open_task
+from vitkit.data.spec import VTAB, as_spec
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
 
@@ -120,10 +120,10 @@ def find_exercise(data: str, name: str) -> Exercise | Missing:
             return Missing(name, task.title, task.group, source.faults[0], True)
     if shared := shared_images(train, test):
         reason = (
-            f"{PREFIX}{name}: {counted(shared, 'image')} of test would be learned from too: restore the lists"
+            f"{VTAB}{name}: {counted(shared, 'image')} of test would be learned from too: restore the lists"
         )
         return Missing(name, task.title, task.group, reason, True)
-    specs = {split: f"{PREFIX}{name}:{split}[root={data}]" for split in SPLITS}
+    specs = {split: f"{VTAB}{name}:{split}[root={data}]" for split in SPLITS}
     opened = {"train800val200": train, "test": test}
     for split, source in opened.items():
         source.spec = as_spec(specs[split])
