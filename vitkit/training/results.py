@@ -26,7 +26,7 @@ from vitkit.training.estimate import Estimate
 from vitkit.training.graphs import WARM
 from vitkit.training.log import Journal, Listener, Stopwatch, Totals
 from vitkit.training.pictures import Pictures, cut_pictures
-from vitkit.weights.folder import fill_folder, replacing
+from vitkit.weights.folder import Stored, fill_folder, replacing
 from vitkit.weights.load import read_model
 from vitkit.world import World
 
@@ -271,14 +271,9 @@ class KeptModels:
             return
         known = self.folder.record["models"]
         with replacing(self.path / name, force=True) as new:
-            fill_folder(
-                new,
-                model.config,
-                weights,
-                self.parts.preprocessing,
-                self.parts.class_names,
-                self.parts.source.has_several_labels and getattr(self.parts.objective, "sigmoid", False),
-            )
+            several = self.parts.source.has_several_labels and getattr(self.parts.objective, "sigmoid", False)
+            stored = Stored(model.config, self.parts.preprocessing, self.parts.class_names, several)
+            fill_folder(new, stored, weights)
             entry = asdict(Kept(step, folder_digest(new)))
             self.folder.update(models={**known, name: [entry, *known.get(name, [])[:1]]})
 

@@ -17,16 +17,17 @@ from vitkit.results import Result
 from vitkit.weights import huggingface
 from vitkit.weights.files import Tensors, write_safetensors
 from vitkit.weights.folder import (
+    Stored,
     differing_numerics,
+    fill_folder,
     replacing,
     sidecar,
     to_json,
     why_not_portable,
-    write_folder,
     write_json,
 )
 from vitkit.weights.formats import FORMATS, WRITERS, Format, format_of
-from vitkit.weights.load import LoadedModel, load_model
+from vitkit.weights.load import load_model
 
 
 class Described(Protocol):
@@ -114,9 +115,10 @@ def save(
     path = Path(path).expanduser()
     accept = (accept,) if isinstance(accept, str) else accept
     to = check_target(path, to, force)
-    loaded = _described(model, class_names, several_labels, preprocessing)
-    config = loaded.model.config
-    tensors = {name: tensor.detach().cpu() for name, tensor in loaded.model.state_dict().items()}
+    network = model if isinstance(model, Model) else model.model
+    stored = _describe(model, class_names, several_labels, preprocessing)
+    config = stored.config
+    tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
     if layout := FORMATS[to].layout:
         peer = FORMATS[to].peer
         if reason := layout.unsupported(config):
@@ -129,48 +131,37 @@ def save(
             )
         tensors = layout.write(config, tensors)
     if path.suffix in WRITERS:
-        _write_file(path, tensors, loaded)
-    elif to == "hf":
-        with replacing(path, force=force) as new:
+        _write_file(path, tensors, stored)
+        return
+    with replacing(path, force=force) as new:
+        if to == "hf":
             write_safetensors(new / "model.safetensors", tensors)
-            write_json(
-                new / "config.json",
-                huggingface.config_json(config, loaded.class_names, loaded.several_labels),
-            )
-            preprocessor = huggingface.preprocessor_json(loaded.preprocessing)
+            document = huggingface.config_json(config, stored.class_names, stored.several_labels)
+            write_json(new / "config.json", document)
+            preprocessor = huggingface.preprocessor_json(stored.preprocessing)
             write_json(new / "preprocessor_config.json", preprocessor)
-    else:
-        write_folder(
-            path,
-            config,
-            tensors,
-            loaded.preprocessing,
-            loaded.class_names,
-            loaded.several_labels,
-            accept_numerics="numerics" in accept,
-            force=force,
-        )
+        else:
+            fill_folder(new, stored, tensors, accept_numerics="numerics" in accept)
 
 
-def _described(
+def _describe(
     model: Model | Described,
     class_names: Sequence[str] | None,
     several_labels: bool | None,
     preprocessing: Preprocessing | None,
-) -> LoadedModel:
+) -> Stored:
     if isinstance(model, Model):
-        network, names, stated, several = model, class_names, default_preprocessing(model.config), False
+        config, names, stated, several = model.config, class_names, default_preprocessing(model.config), False
     else:
-        network, stated, several = model.model, model.preprocessing, model.several_labels
+        config, stated, several = model.model.config, model.preprocessing, model.several_labels
         names = model.class_names if class_names is None else class_names
-    if names is not None and len(names) != network.config.num_classes:
-        raise InputError(f"{len(names)} class names for {network.config.num_classes} classes")
-    return LoadedModel(
-        network,
+    if names is not None and len(names) != config.num_classes:
+        raise InputError(f"{len(names)} class names for {config.num_classes} classes")
+    return Stored(
+        config,
         preprocessing or stated,
         None if names is None else tuple(names),
-        "",
-        several_labels=several if several_labels is None else several_labels,
+        several if several_labels is None else several_labels,
     )
 
 
@@ -183,7 +174,7 @@ def check_target(path: Path, to: Format | None, force: bool) -> Format:
     return to
 
 
-def _write_file(path: Path, tensors: Tensors, loaded: LoadedModel) -> None:
+def _write_file(path: Path, tensors: Tensors, stored: Stored) -> None:
     """Write the weights and their JSON, both whole or neither."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +182,4 @@ def _write_file(path: Path, tensors: Tensors, loaded: LoadedModel) -> None:
         raise InputError(f"{path} can't be written: {error.strerror}") from None
     with written_whole(sidecar(path)) as note, written_whole(path) as weights:
         WRITERS[path.suffix](weights, {name: tensor.contiguous() for name, tensor in tensors.items()})
-        write_json(
-            note,
-            to_json(loaded.model.config, loaded.preprocessing, loaded.class_names, loaded.several_labels),
-        )
+        write_json(note, to_json(stored))

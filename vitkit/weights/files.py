@@ -1,4 +1,4 @@
-"""Tensor files from strangers: safetensors, .npz and .pth, their headers read first, no code in them ever run."""
+"""Tensor files from strangers: safetensors, .npz and .pth, their headers read first, no code in them ever run; and what is read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import pickle
 import stat
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,12 @@ from torch import Tensor
 from vitkit.errors import InputError
 
 Tensors = dict[str, Tensor]
+Document = Mapping[str, Any]
+"A JSON document as it comes in: config.json of timm or transformers."
+Settings = dict[str, object]
+"Fields of a config by name, checked where the config is made of them."
+Numeric = str | float
+"A setting on which the result of the same tensors depends, such as the form of GELU."
 
 # What trainers and compilers put before every name, and where trainers put the weights inside a .pth file.
 WRAPPERS = ("module.", "_orig_mod.", "model.")
@@ -30,6 +38,22 @@ MAX_JSON = 2**25  # bytes; the names of ImageNet-21k's classes take 3 million
 MAX_INFLATED, MAX_RATIO = 2**28, 16
 # Half floats as numpy stores them where it has no such type: raw two-byte values.
 BFLOAT16 = np.dtype("V2")
+
+
+@dataclass
+class Reading:
+    """What a layout's reader makes of a file: tensors under our names, and what it says of the model besides."""
+
+    tensors: Tensors
+    unused: list[str] = field(default_factory=list)
+    "Their names that no rule reads."
+    settings: Settings = field(default_factory=dict)
+    "Fields of the model's config that follow from the layout or stand in its config file."
+    preprocessing: Settings = field(default_factory=dict)
+    "Fields of the preprocessing that the layout fixes or its config file states."
+    class_names: tuple[str, ...] | None = None
+    several_labels: bool = False
+    "Whether several classes of an image may be right."
 
 
 class FileError(InputError):

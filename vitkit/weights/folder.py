@@ -21,9 +21,7 @@ from vitkit.models.configs import (
     ViTConfig,
 )
 from vitkit.models.names import find_name
-from vitkit.weights import huggingface, timm
-from vitkit.weights.files import Tensors, write_safetensors
-from vitkit.weights.layout import Document, Numeric
+from vitkit.weights.files import Document, Numeric, Tensors, write_safetensors
 
 FORMAT_VERSION = 1
 # All that a model folder of ours may hold.
@@ -38,7 +36,7 @@ FAMILIES: dict[str, type[ModelConfig]] = {
 
 @dataclass(frozen=True)
 class Stored:
-    """What our JSON says of a model."""
+    """What our JSON says of a model, and what a model card tells."""
 
     config: ModelConfig
     preprocessing: Preprocessing
@@ -46,22 +44,17 @@ class Stored:
     several_labels: bool
 
 
-def to_json(
-    config: ModelConfig,
-    preprocessing: Preprocessing,
-    class_names: tuple[str, ...] | None,
-    several_labels: bool,
-) -> dict[str, Any]:
+def to_json(stored: Stored) -> dict[str, Any]:
     """Return the entry 'vitkit' of config.json, which is also the JSON beside a single file."""
-    family = next(name for name, cls in FAMILIES.items() if cls is type(config))
+    family = next(name for name, cls in FAMILIES.items() if cls is type(stored.config))
     return {
         "format_version": FORMAT_VERSION,
-        "name": find_name(config),
+        "name": find_name(stored.config),
         "family": family,
-        "model": to_dict(config),
-        "preprocessing": to_dict(preprocessing),
-        "class_names": None if class_names is None else list(class_names),
-        "several_labels": several_labels,
+        "model": to_dict(stored.config),
+        "preprocessing": to_dict(stored.preprocessing),
+        "class_names": None if stored.class_names is None else list(stored.class_names),
+        "several_labels": stored.several_labels,
     }
 
 
@@ -99,53 +92,31 @@ def sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def write_folder(
-    folder: Path,
-    config: ModelConfig,
-    tensors: Tensors,
-    preprocessing: Preprocessing,
-    class_names: tuple[str, ...] | None,
-    several_labels: bool,
-    *,
-    accept_numerics: bool = False,
-    force: bool = False,
-) -> None:
-    """Write a model folder that vitkit, timm and transformers open (the latter two where timm has the model).
+def fill_folder(folder: Path, stored: Stored, tensors: Tensors, accept_numerics: bool = False) -> None:
+    """Write a model folder's files into one that is there: vitkit opens it, and timm and transformers where timm has the model.
 
     accept_numerics lets those two open it although they compute some numerics otherwise.
     """
-    with replacing(folder, force=force) as new:
-        fill_folder(new, config, tensors, preprocessing, class_names, several_labels, accept_numerics)
+    from vitkit.weights import huggingface, timm  # see `why_not_portable`
 
-
-def fill_folder(
-    folder: Path,
-    config: ModelConfig,
-    tensors: Tensors,
-    preprocessing: Preprocessing,
-    class_names: tuple[str, ...] | None,
-    several_labels: bool,
-    accept_numerics: bool = False,
-) -> None:
-    """Write the files of a model folder into one that is there."""
-    entry = to_json(config, preprocessing, class_names, several_labels)
     document: dict[str, Any] = {}
-    portable = why_not_portable(config, accept_numerics) is None
+    portable = why_not_portable(stored.config, accept_numerics) is None
     if portable:
-        document = timm.config_json(config, preprocessing)
-        if class_names is not None:
-            document["label_names"] = list(class_names)
-        if several_labels:  # transformers takes sigmoids then
+        document = timm.config_json(stored.config, stored.preprocessing)
+        if stored.class_names is not None:
+            document["label_names"] = list(stored.class_names)
+        if stored.several_labels:  # transformers takes sigmoids then
             document["problem_type"] = huggingface.SEVERAL_LABELS
-    document["vitkit"] = entry
+    document["vitkit"] = to_json(stored)
     write_safetensors(folder / "model.safetensors", tensors)
     write_json(folder / "config.json", document)
-    card = model_card(config, preprocessing, class_names, several_labels, portable)
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    (folder / "README.md").write_text(model_card(stored, portable), encoding="utf-8")
 
 
 def why_not_portable(config: ModelConfig, accept_numerics: bool = False) -> str | None:
     """Say why timm, and through it transformers, can't open this model's folder; None where they can."""
+    from vitkit.weights import timm  # to read a folder, no other format is needed
+
     if reason := timm.unsupported(config):
         return f"timm has no such model, {reason}"
     if not accept_numerics and (differing := differing_numerics(config, timm.numerics(config))):
@@ -182,20 +153,15 @@ def replacing(target: Path, *, force: bool) -> Iterator[Path]:
         yield new
 
 
-def model_card(
-    config: ModelConfig,
-    preprocessing: Preprocessing,
-    class_names: tuple[str, ...] | None,
-    several_labels: bool,
-    portable: bool,
-) -> str:
+def model_card(stored: Stored, portable: bool) -> str:
     """Return the README of a model folder."""
+    config, class_names = stored.config, stored.class_names
     name = find_name(config) or "a model of no published size"
     classes = f"{config.num_classes} classes" if config.num_classes else "no head: it gives features"
     labels = (
         f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
     )
-    if several_labels:
+    if stored.several_labels:
         labels += ", of which an image may have several: a sigmoid gives the probability of each"
     has_head = config.num_classes > 0
     task, call = ("image-classification", "predict") if has_head else ("image-feature-extraction", "embed")
@@ -215,7 +181,7 @@ tags: [{task}, vision-transformer, vitkit]
 
 {classes}{labels}; images of {config.size[0]}x{config.size[1]} pixels, {config.channels} channels.
 
-Preprocessing: {preprocessing_in_words(preprocessing)}.
+Preprocessing: {preprocessing_in_words(stored.preprocessing)}.
 
 ```python
 import vitkit

@@ -10,8 +10,7 @@ from typing import Literal, Protocol, get_args
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig
 from vitkit.weights import google, huggingface, timm, torchvision
-from vitkit.weights.files import Tensors, write_npz, write_pth, write_safetensors
-from vitkit.weights.layout import Document, Numeric, Reading
+from vitkit.weights.files import Document, Numeric, Reading, Tensors, write_npz, write_pth, write_safetensors
 
 Format = Literal["vitkit", "npz", "timm", "hf", "torchvision"]
 
@@ -22,7 +21,7 @@ class Layout(Protocol):
     def matches(self, names: Collection[str]) -> bool:
         """Say whether a file with tensors of these names has this layout."""
 
-    def read(self, theirs: Tensors, extra: Document | None = None, /) -> Reading:
+    def read(self, theirs: Tensors, /, extra: Document | None = None) -> Reading:
         """Return the tensors under our names; `extra` is the config.json of the folder they are in."""
 
     def write(self, config: ModelConfig, ours: Tensors, /) -> Tensors:

@@ -7,8 +7,7 @@ from collections.abc import Collection
 
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, ResNetConfig, ViTConfig
-from vitkit.weights.files import MAX_TENSORS, Tensors
-from vitkit.weights.layout import Document, Numeric, Reading, Settings
+from vitkit.weights.files import MAX_TENSORS, Document, Numeric, Reading, Settings, Tensors
 from vitkit.weights.rules import (
     CONV,
     COPY,

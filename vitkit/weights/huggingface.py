@@ -8,8 +8,8 @@ from typing import Any
 
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
-from vitkit.weights.files import Tensors
-from vitkit.weights.layout import TIMM_RESNET, Document, Numeric, Reading, Settings
+from vitkit.weights import timm
+from vitkit.weights.files import Document, Numeric, Reading, Settings, Tensors
 from vitkit.weights.rules import COPY, POINTWISE, Rule, copies, stacked, to_ours, to_theirs
 
 LAYOUT = "transformers' layout"
@@ -93,7 +93,7 @@ def read(theirs: Tensors, extra: Document | None = None) -> Reading:
         for name, value in BIT_SETTINGS.items():
             if (found := extra.get(name, value)) != value:
                 raise InputError(f"transformers' BiT with {name} {found!r} is not supported, only {value!r}")
-        settings |= TIMM_RESNET
+        settings |= timm.RESNET_NUMERICS
     else:
         act = extra.get("hidden_act", "gelu")
         if act not in GELUS:
@@ -152,7 +152,7 @@ def unsupported(config: ModelConfig) -> str | None:
 def numerics(config: ModelConfig) -> dict[str, Numeric]:
     """Return the numerics that transformers computes whatever the config says."""
     if isinstance(config, ResNetConfig):
-        return dict(TIMM_RESNET)
+        return dict(timm.RESNET_NUMERICS)
     return {}
 
 

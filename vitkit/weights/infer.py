@@ -18,8 +18,7 @@ from vitkit.models.configs import (
     as_size,
 )
 from vitkit.models.names import SHAPE, SIZES
-from vitkit.weights.files import Tensors
-from vitkit.weights.layout import Settings
+from vitkit.weights.files import Settings, Tensors
 
 Sizes = list[tuple[int, int]]
 MAX_STAGES = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -31,11 +32,17 @@ from vitkit.models.configs import (
 from vitkit.models.model import Model
 from vitkit.models.names import canonical_name, default_preprocessing, find_name, model_config, size_in_name
 from vitkit.notes import Note, visible
-from vitkit.weights.files import FileError, Tensors, file_size, read_header, read_json, read_tensors
+from vitkit.weights.files import (
+    Document,
+    FileError,
+    Reading,
+    Tensors,
+    file_size,
+    read_header,
+    read_json,
+    read_tensors,
+)
 from vitkit.weights.folder import Stored, from_json, preprocessing_in_words, sidecar
-from vitkit.weights.formats import LAYOUTS, Layout
-from vitkit.weights.infer import check_name, infer_config
-from vitkit.weights.layout import Document, Reading
 from vitkit.weights.public import PublicWeights, download, find_timm_weights, find_weights
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -221,15 +228,22 @@ def read_model(
     """Return the model of a weight file or folder, its format recognised from the content."""
     file, extra, stored = _open(path)
     with _blaming(file):
-        layout, reading = _read_layout(read_header(file), extra)
-        if stored is None:
+        header = read_header(file)
+        # A folder of ours has our names, and nothing to infer: the other formats are not even imported.
+        translate = Reading if stored and path.is_dir() else _find_reader(header, extra)
+        reading = translate(header)
+        if stored:
+            config, preprocessing = stored.config, stored.preprocessing
+            class_names, several = stored.class_names, stored.several_labels
+        else:
+            from vitkit.weights.infer import infer_config
+
             config = infer_config(reading.tensors, reading.settings, named, image_size)
             preprocessing = _preprocessing(config, reading, public)
             class_names, several = reading.class_names, reading.several_labels
-        else:
-            config, preprocessing = stored.config, stored.preprocessing
-            class_names, several = stored.class_names, stored.several_labels
         if named is not None:
+            from vitkit.weights.infer import check_name
+
             check_name(config, named)
         if image_size is None and math.prod(config.size) > MAX_PIXELS:
             raise InputError(
@@ -237,7 +251,7 @@ def read_model(
                 f"if you trust it, name the size: --image-size {write_size(config.size)} (image_size in Python)"
             )
         missing = account(config, reading, accept)
-        model = fill(config, layout.read(read_tensors(file), extra).tensors, missing)
+        model = fill(config, translate(read_tensors(file)).tensors, missing)
         if len(preprocessing.mean) != config.channels:
             channels = len(preprocessing.mean)
             raise InputError(f"mean and std have {channels} channels, the model has {config.channels}")
@@ -375,10 +389,13 @@ def _blaming(path: Path) -> Iterator[None]:
         raise FileError(f"{path}: its tensors or settings are not what was expected ({cause})") from error
 
 
-def _read_layout(header: Tensors, extra: Document | None) -> tuple[Layout, Reading]:
+def _find_reader(header: Tensors, extra: Document | None) -> Callable[[Tensors], Reading]:
+    """Return what reads a file with these tensors, its layout recognised by their names."""
+    from vitkit.weights.formats import LAYOUTS
+
     for layout in LAYOUTS:
         if layout.matches(header):
-            return layout, layout.read(header, extra)
+            return functools.partial(layout.read, extra=extra)
     shown = _names(sorted(header)[:5])
     raise InputError(
         f"its tensors have no known layout ({shown}); expected Google's, timm's, transformers', torchvision's or Compact-Transformers'"
@@ -432,13 +449,8 @@ def _public(row: PublicWeights, announce: Callable[[str], None]) -> Source:
 
 
 def _looks_like_path(text: str) -> bool:
-    return text.startswith((".", "/", "~")) or Path(text).suffix in (
-        ".npz",
-        ".safetensors",
-        ".pth",
-        ".pt",
-        ".bin",
-    )
+    endings = (".npz", ".safetensors", ".pth", ".pt", ".bin")
+    return text.startswith((".", "/", "~")) or Path(text).suffix in endings
 
 
 def _names(names: Sequence[str]) -> str:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import Interpolation
-from vitkit.models.names import canonical_name, model_config, size_in_name
+from vitkit.models.names import IMAGENET_MEAN_STD, canonical_name, model_config, size_in_name
 
 Triple = tuple[float, float, float]
 HALF: tuple[Triple, Triple] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-IMAGENET: tuple[Triple, Triple] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TIMM = "timm's results on ImageNet"
 # Table 3 is of the checkpoints that its authors recommend. timm hosts others of S/32 and R26+S/32, whose rows stay blank.
 AUGREG = "AugReg paper, table 3"
@@ -69,7 +68,7 @@ def _google(
 
 def _facebook(name: str, tag: str, hub_name: str, licence: str) -> PublicWeights:
     """Return a row of self-supervised weights, which have no head."""
-    return PublicWeights(name, tag, f"timm/{hub_name}", 0, 224, 0.9, "bicubic", *IMAGENET, licence)
+    return PublicWeights(name, tag, f"timm/{hub_name}", 0, 224, 0.9, "bicubic", *IMAGENET_MEAN_STD, licence)
 
 
 _IN21K, _FT, _FT_384 = "augreg_in21k", "augreg_in21k_ft_in1k", "augreg_in21k_ft_in1k_384"

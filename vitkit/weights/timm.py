@@ -9,10 +9,15 @@ from typing import Any
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
 from vitkit.models.names import find_name, model_config, other_name
-from vitkit.weights.files import Tensors
-from vitkit.weights.layout import TIMM_RESNET, Document, Numeric, Reading, Settings
+from vitkit.weights.files import Document, Numeric, Reading, Settings, Tensors
 
 LAYOUT = "timm's layout"
+# How timm's and transformers' ResNets compute, whatever wrote their weights.
+RESNET_NUMERICS: dict[str, Numeric] = {
+    "standardization": "variance",
+    "standardization_epsilon": 1e-8,
+    "group_norm_epsilon": 1e-5,
+}
 # Names that timm registers, without the image size; other ViT shapes are vit_base_patch16_224 with arguments.
 VITS = frozenset(
     "vit_tiny_patch16 vit_small_patch32 vit_small_patch16 vit_small_patch8 vit_base_patch32 vit_base_patch16 "
@@ -63,7 +68,7 @@ def read(theirs: Tensors, extra: Document | None = None) -> Reading:
     if any(
         name.endswith("stem.conv.weight") or name == "patch_embed.backbone.conv.weight" for name in theirs
     ):
-        settings |= TIMM_RESNET
+        settings |= RESNET_NUMERICS
     reading = Reading(theirs, settings=settings)
     if extra is not None:
         _read_config(reading, extra)
@@ -135,7 +140,7 @@ def numerics(config: ModelConfig) -> dict[str, Numeric]:
     if isinstance(config, ViTConfig):
         found["norm_epsilon"] = 1e-6
     if isinstance(config, (HybridConfig, ResNetConfig)):
-        found |= TIMM_RESNET
+        found |= RESNET_NUMERICS
     return found
 
 

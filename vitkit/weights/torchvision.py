@@ -6,8 +6,7 @@ from collections.abc import Collection
 
 from vitkit.models.configs import HybridConfig, ModelConfig, ViTConfig
 from vitkit.models.names import IMAGENET_MEAN_STD
-from vitkit.weights.files import Tensors
-from vitkit.weights.layout import Document, Numeric, Reading, Settings
+from vitkit.weights.files import Document, Numeric, Reading, Settings, Tensors
 from vitkit.weights.rules import COPY, Rule, copies, to_ours, to_theirs
 
 LAYOUT = "torchvision's layout"
