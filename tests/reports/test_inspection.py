@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ from tests.reports.run_folders import write_run
 from vitkit.costs import cost_of
 from vitkit.data.images import prepare
 from vitkit.errors import InputError
+from vitkit.figures import maps
 from vitkit.figures.maps import photo
 from vitkit.inspection import attention_distance, findings, pooling_map, rollout, uniform_distance
 from vitkit.models.configs import Preprocessing
@@ -32,6 +34,23 @@ from vitkit.reports.outcomes import Accuracy, accuracy_of
 
 TESTS = Path(__file__).parents[1]
 EVIL = "<script>alert(1)</script>"
+
+
+@functools.cache
+def draw(
+    numbers: bytes, heads: int, uniform: float | None, original: Any = maps.distance_picture
+) -> Image.Image:
+    return original(np.frombuffer(numbers).reshape(-1, heads), uniform)
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the same distances once: most tests inspect the same photos, and a diagram takes longer than all else."""
+
+    def distance_picture(distances: np.ndarray, uniform: float | None = None) -> Image.Image:
+        return draw(distances.astype(np.float64).tobytes(), distances.shape[1], uniform)
+
+    monkeypatch.setattr(maps, "distance_picture", distance_picture)
 
 
 def save(path: Path, family: str, **settings: Any) -> str:
