@@ -39,6 +39,14 @@ def test_pages_link_to_pages_alone() -> None:
             assert (page.parent / link).resolve().is_relative_to(DOCS), f"{page.name} links to {link}"
 
 
+def test_files_that_pages_name_are_there() -> None:
+    """Capitals stand for a name of the reader's own."""
+    for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for path in re.findall(r"`((?:vitkit|tests|benchmarks|docs)/[a-z0-9_/.]+)`", text):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     for page in [*DOCS.glob("*.md"), *DOCS.glob("results/**/*.md")]:
