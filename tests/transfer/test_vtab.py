@@ -23,9 +23,9 @@ from vitkit.models.names import model_config
 from vitkit.predictor import load
 from vitkit.training.config import TrainConfig
 from vitkit.training.schedules import build_schedule
-from vitkit.transfer.config import part_changes
 from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult
 from vitkit.transfer.head import FeatureNotes
+from vitkit.transfer.protocols import part_changes
 from vitkit.transfer.vtab import run
 from vitkit.transfer.vtab.document import OverallMean, TaskResult, VtabResult
 from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, operations_of, protocol_in_words

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from vitkit.costs import cost_of, training_exaflops
 from vitkit.data.policies import erased_share
 from vitkit.data.splits import counted
-from vitkit.models.configs import CompactConfig, ViTConfig
+from vitkit.models.configs import CompactConfig, ModelConfig, Size, ViTConfig
 from vitkit.models.names import changed_shape
 from vitkit.notes import Note
 from vitkit.objectives.mae import MaskedAutoencoding
@@ -116,6 +116,18 @@ def estimate(
     return Estimate(parameters, decoder, exaflops, rate, flops / (rate * SHARE), flops / images)
 
 
+def operations(model: ModelConfig, size: Size, *, trained: int, measured: int) -> float:
+    """Return the floating-point operations of so many images with and without a backward pass."""
+    macs = cost_of(replace(model, image_size=size)).macs
+    return 2.0 * macs * (3 * trained + measured)  # a backward pass costs two forward ones
+
+
+def seconds_for(flops: float, device: torch.device) -> float:
+    """Return the likely time of so many operations, from a matrix product measured just now."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return flops / (matrix_rate(device, dtype) * SHARE)
+
+
 def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) -> float:
     """Return the operations per second of a large matrix product."""
     size = 8192 if device.type == "cuda" else 1024
@@ -123,15 +135,15 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) 
     done, began = 0, 0.0
     for trial in range(10_000):
         if trial == 2:  # warm
-            _wait(device)
+            wait(device)
             began = time.perf_counter()
         torch.mm(a, b)
         done += trial >= 2
         if trial % 8 == 7:
-            _wait(device)
+            wait(device)
             if time.perf_counter() - began > seconds:
                 break
-    _wait(device)
+    wait(device)
     return 2 * size**3 * done / (time.perf_counter() - began)
 
 
@@ -143,7 +155,8 @@ def time_in_words(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Wait until a device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from vitkit.config import merge
 from vitkit.data.open import Data
@@ -25,18 +28,23 @@ from vitkit.notes import Kind, Note
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import Result, from_json
 from vitkit.runs import CONFIG, RECORD, ROOT, RunFolder, named_path, read_config, read_record, run_name
-from vitkit.training.estimate import time_in_words
+from vitkit.training.build import Inputs, build
+from vitkit.training.config import TrainConfig
+from vitkit.training.estimate import seconds_for, time_in_words, wait
+from vitkit.training.graphs import WARM
 from vitkit.training.log import Listener, Silent
+from vitkit.training.loop import train_step
 from vitkit.training.run import train_config
 from vitkit.training.stop import listening, obey
-from vitkit.transfer.config import part_changes
-from vitkit.transfer.estimates import seconds_for, seconds_per_step
 from vitkit.transfer.head import fit_head
 from vitkit.transfer.plan import Plan, TrainDev, make_plan
-from vitkit.transfer.protocols import QUICK_EPOCHS
+from vitkit.transfer.protocols import QUICK_EPOCHS, part_changes
 from vitkit.weights.load import paths_in
+from vitkit.world import World
 
 HEAD_ALONE = "the fitted head alone"
+TRIALS = 2
+"Steps whose time a quick run's length is settled by."
 SAID: tuple[Kind, ...] = ("data", "model", "untrained", "protocol", "estimate", "advice")
 "What a plan says of all its runs, so that none of them says it again."
 
@@ -368,6 +376,22 @@ def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: 
     epochs = steps * config.batch_size / images
     listener.note(Note(f"estimated time: {listed} ({step:.2g} s a step, {epochs:.1f} epochs)", "estimate"))
     return steps
+
+
+def seconds_per_step(config: TrainConfig, inputs: Inputs, device: torch.device) -> float:
+    """Return how long a step of a run takes once it is warm: data, both passes and the update."""
+    world = World(0, 1, device)
+    parts = build(config, world, inputs)
+    size = config.micro_batch if isinstance(config.micro_batch, int) else config.batch_size
+    warm = WARM if config.compile == "graphs" else 0
+    began = 0.0
+    for step, batch in enumerate(parts.loader.steps(0, warm + 1 + TRIALS)):
+        train_step(config, parts, batch, step, size, world)
+        if step == warm:
+            wait(device)
+            began = time.perf_counter()
+    wait(device)
+    return (time.perf_counter() - began) / TRIALS
 
 
 def summarise(

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from vitkit.data.decode import read_pixels
 from vitkit.data.open import Data, list_splits, open_data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.sources.source import Source, shared_images, take
-from vitkit.data.spec import DataSpec
 from vitkit.data.splits import counted, listed
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, as_size, write_size
@@ -25,19 +23,22 @@ from vitkit.notes import Note, kind_of
 from vitkit.predictor import Predictor, choose_device
 from vitkit.training.build import Inputs, given_preprocessing, resolve_periods
 from vitkit.training.config import TrainConfig
+from vitkit.training.estimate import operations
 from vitkit.training.microbatch import sizes
 from vitkit.training.schedules import build_schedule
-from vitkit.transfer.config import TransferConfig, part_changes
-from vitkit.transfer.estimates import operations
 from vitkit.transfer.protocols import (
-    PAPER,
     QUICK_EPOCHS,
     Rule,
+    TransferConfig,
     fitting_size,
     hyper_rule,
     in_proportion,
+    is_neutral,
+    named_rule,
     paper_settings,
+    part_changes,
     quick_settings,
+    without_regularisation,
 )
 from vitkit.weights.load import LoadedModel, find_source, load_model
 
@@ -47,20 +48,6 @@ CPU_IMAGES = 50_000
 "Images that a CPU should not be asked to learn from without a word."
 FEW = 50
 "Images below which a result is mostly chance."
-# Settings that leave a protocol what it is.
-NEUTRAL = (
-    *(
-        "data.evaluate",
-        "data.workers",
-        "data.cache",
-        "seed",
-        "precision",
-        "compile",
-        "parallel",
-    ),
-    *("micro_batch", "activation_checkpointing", "log_every", "evaluate_every", "checkpoint_every"),
-    *("keep_checkpoints", "track", "name"),
-)
 
 
 @dataclass(frozen=True)
@@ -390,11 +377,6 @@ def unmeasured(measured: Source, test: str) -> list[str]:
     )
 
 
-def named_rule(spec: DataSpec) -> Rule | None:
-    """Return the paper's own rule for a data set that has its name, or that is in a folder of that name."""
-    return None if spec.source.startswith("vtab/") else PAPER.get(Path(spec.source).name)
-
-
 def cut_train(source: Source, percent: int) -> TrainDev:
     """Return train cut in two, every class by its share."""
     assert source.spec is not None
@@ -427,18 +409,6 @@ def typical_area(source: Source, most: int = 5) -> int:
         with suppress(InputError):
             areas.append(np.prod(read_pixels(source, place).shape[-2:]))
     return int(np.median(areas)) if areas else 0
-
-
-def without_regularisation(model: ModelConfig) -> dict[str, float]:
-    """Return what turns off a transformer's dropout and stochastic depth, which fine-tuning does without."""
-    names = ("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
-    return {name: 0.0 for name in names if getattr(model, name, 0.0)}
-
-
-def is_neutral(change: str) -> bool:
-    """Say whether a change leaves a protocol what it is: how it is computed, kept and shown."""
-    name = change.partition("=")[0].strip()
-    return name in NEUTRAL or name.startswith("frozen.")
 
 
 def protocol_line(plan: Plan, config: TrainConfig, size: str, sweep: bool) -> str:

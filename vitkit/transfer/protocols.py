@@ -1,12 +1,74 @@
-"""Fine-tuning protocols: steps, warm-up, resolution and grids of the papers, as settings of a training run."""
+"""What fine-tuning decides: its own settings, and the papers' protocols as settings of a training run."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from vitkit.config import Bounds, Positive, check_bounds, from_dict, merge
+from vitkit.data.spec import DataSpec
+from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import ModelConfig, Size, as_size, write_size
+from vitkit.training.config import TrainConfig
+from vitkit.training.recipes import elsewhere
+
+# Sections that hold DATA and MODEL, each with a change that is fine.
+SECTIONS = {"data": "data.workers=4", "model": "model.stochastic_depth=0.1"}
+# Settings that leave a protocol what it is.
+NEUTRAL = (
+    *(
+        "data.evaluate",
+        "data.workers",
+        "data.cache",
+        "seed",
+        "precision",
+        "compile",
+        "parallel",
+    ),
+    *("micro_batch", "activation_checkpointing", "log_every", "evaluate_every", "checkpoint_every"),
+    *("keep_checkpoints", "track", "name"),
+)
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    """How a model is taken to new data."""
+
+    protocol: Literal["auto", "paper", "quick"] = "auto"
+    "The paper's (SGD, batch 512, its steps and resolution), or quick: a head on features, then as many steps as fit minutes; auto is paper with a GPU, else quick."
+    image_size: Annotated[Size, Bounds(at_least=1)] | None = None
+    "Side of the images in pixels, or HEIGHTxWIDTH; left open, the paper's for this data in the model's proportions, or with quick the weights' own."
+    minutes: Positive | None = None
+    "Time for a quick run's steps; 10 unless given."
+    head_first: bool | None = None
+    "Whether a linear head is fitted on frozen features before all weights learn; quick does, the paper doesn't."
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+def part_changes(changes: Sequence[str]) -> tuple[TransferConfig, list[str]]:
+    """Return fine-tuning's own settings among `key=value` changes, and the others, which are the training run's."""
+    own: list[str] = []
+    rest: list[str] = []
+    names = [field.name for field in fields(TransferConfig)]
+    known = [*names, *(field.name for field in fields(TrainConfig))]
+    for change in changes:
+        name = change.partition("=")[0].strip()
+        if (instead := {"data.train": "DATA", "model.name": "MODEL"}.get(name)) is not None:
+            raise InputError(f"{name} is the argument {instead} of finetune: leave it out here")
+        if name in ("data", "model"):
+            raise InputError(f"{name} is a section: change its settings one by one, as in {SECTIONS[name]}")
+        if "=" in change and name.partition(".")[0] not in known:
+            where = elsewhere(name)
+            near = f"; did you mean {where!r}?" if where else did_you_mean(name.partition(".")[0], known)
+            raise InputError(f"unknown setting {name!r}{near}")
+        (own if name in names else rest).append(change)
+    settings: dict[str, Any] = merge({}, own)
+    return from_dict(TransferConfig, settings, "the changes"), rest
 
 
 @dataclass(frozen=True)
@@ -37,6 +99,11 @@ LEARNING_RATE = 0.01
 "Of the paper's protocol without a sweep: the middle of its grids."
 QUICK_EPOCHS = 20
 "A quick run sees each image at most so often: later epochs add little."
+
+
+def named_rule(spec: DataSpec) -> Rule | None:
+    """Return the paper's own rule for a data set that has its name, or that is in a folder of that name."""
+    return None if spec.source.startswith("vtab/") else PAPER.get(Path(spec.source).name)
 
 
 def hyper_rule(num_images: int, area: int) -> Rule:
@@ -87,3 +154,15 @@ def quick_settings(num_images: int, image_size: Size) -> dict[str, Any]:
         "select": "best",
         "evaluate_every": "20%",
     }
+
+
+def without_regularisation(model: ModelConfig) -> dict[str, float]:
+    """Return what turns off a transformer's dropout and stochastic depth, which fine-tuning does without."""
+    names = ("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
+    return {name: 0.0 for name in names if getattr(model, name, 0.0)}
+
+
+def is_neutral(change: str) -> bool:
+    """Say whether a change leaves a protocol what it is: how it is computed, kept and shown."""
+    name = change.partition("=")[0].strip()
+    return name in NEUTRAL or name.startswith("frozen.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vitkit.models.configs import ModelConfig, ViTConfig
-from vitkit.models.names import model_config
+from vitkit.models.names import SHAPE, model_config
 from vitkit.results import Result
 
 ROWS = ("imagenet", "real", "cifar10", "cifar100", "pets", "flowers102", "vtab")
@@ -37,7 +37,6 @@ TABLE_5 = {
 }
 SMALLEST = "B/16"
 "Shown next to models that the paper doesn't have."
-_SHAPE = ("width", "depth", "heads", "mlp_width", "patch")
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def size_of(config: ModelConfig) -> str | None:
         return None
     for name in dict.fromkeys(column.split()[0] for column in TABLE_5):
         known = model_config(name)
-        if all(getattr(config, field) == getattr(known, field) for field in _SHAPE):
+        if all(getattr(config, field, None) == getattr(known, field, None) for field in SHAPE):
             return name
     return None
 

@@ -23,10 +23,8 @@ from vitkit.notes import Kind, Note
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import Result
 from vitkit.runs import ROOT, RunFolder, named_path, run_name
-from vitkit.training.estimate import time_in_words
+from vitkit.training.estimate import seconds_for, time_in_words
 from vitkit.training.log import Listener, Silent
-from vitkit.transfer.config import part_changes
-from vitkit.transfer.estimates import seconds_for
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
     FinetuneRequest,
@@ -35,6 +33,7 @@ from vitkit.transfer.finetune import (
     run_finetuning,
 )
 from vitkit.transfer.plan import Plan, load_start, make_plan
+from vitkit.transfer.protocols import part_changes
 from vitkit.transfer.published import ROWS, PublishedAccuracy, published_columns
 from vitkit.transfer.suite_data import SETS, VTAB, duration_of, find_real, find_root, find_sets, find_vtab
 from vitkit.transfer.vtab.document import VtabResult

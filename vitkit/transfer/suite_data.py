@@ -11,7 +11,7 @@ from vitkit.data.open import open_data
 from vitkit.data.sources.source import Absent, Source
 from vitkit.errors import InputError
 from vitkit.evaluation.real import read_real, validation_numbers
-from vitkit.transfer.config import part_changes
+from vitkit.transfer.protocols import part_changes
 from vitkit.transfer.vtab.tasks import Exercise, Missing, find_tasks
 
 # Classes, images to learn from and images to report on.

@@ -10,9 +10,8 @@ from vitkit.data.sources.vtab import TRAINING
 from vitkit.data.splits import counted
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import ModelConfig, write_size
-from vitkit.transfer.config import part_changes
-from vitkit.transfer.estimates import operations
-from vitkit.transfer.protocols import fitting_size, in_proportion
+from vitkit.training.estimate import operations
+from vitkit.transfer.protocols import fitting_size, in_proportion, part_changes
 from vitkit.transfer.vtab.tasks import Exercise
 
 FEWSHOT = "fewshot"

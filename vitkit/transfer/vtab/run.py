@@ -23,9 +23,8 @@ from vitkit.notes import Kind, Note, kind_of
 from vitkit.predictor import Predictor, choose_device
 from vitkit.results import from_json
 from vitkit.runs import ROOT, RunFolder, named_path, run_name
-from vitkit.training.estimate import time_in_words
+from vitkit.training.estimate import seconds_for, time_in_words
 from vitkit.training.log import Listener, Silent
-from vitkit.transfer.estimates import seconds_for
 from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult, NestedRun, TriedRate, run_finetuning
 from vitkit.transfer.head import FeatureNotes
 from vitkit.transfer.plan import Start, load_start, make_plan
