@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model") / "tiny"
     vitkit.save(vitkit.create_model("Ti/16", num_classes=3, pre_logits=16, **TINY), folder)
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def finished(model: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[FinetuneResult, Path]:
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITKIT_CACHE", str(folder / "cache"))
+        patch.chdir(folder)
+        return finetune(model, DATA, PAPER, run="run", device="cpu"), folder / "runs"
+
+
+@pytest.fixture
+def tuned(finished: tuple[FinetuneResult, Path], tmp_path: Path) -> FinetuneResult:
+    """A finished fine-tuning by the paper's protocol, in a copy of runs/run."""
+    result, runs = finished
+    shutil.copytree(runs, tmp_path / "runs")
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -293,8 +311,8 @@ def test_a_quick_run_has_a_step_that_changes_something(model: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tuned")
 def test_another_request_in_the_same_run_is_refused(model: str) -> None:
-    finetune(model, DATA, PAPER, run="run", device="cpu")
     with pytest.raises(
         InputError, match=r"^runs/run holds a run with other settings: changes is .* choose another --run, or"
     ):
@@ -370,8 +388,8 @@ def test_a_sweep_ranks_what_it_keeps() -> None:
     assert said[2] == "the head alone did best on the dev split, which no learning rate changes"
 
 
+@pytest.mark.usefixtures("tuned")
 def test_force_deletes_nothing_before_the_new_run_is_possible(model: str) -> None:
-    finetune(model, DATA, PAPER, run="run", device="cpu")
     with pytest.raises(InputError, match="trian"):
         finetune(model, "digits:trian", PAPER, run="run", device="cpu", force=True)
     for start in ("runs/run/model", "runs/run", "runs/run@last", "Ti/16@runs/run/model"):
@@ -488,12 +506,11 @@ def test_a_model_and_a_source_are_taken_by_value(model: str) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.model.state_dict().items())
 
 
-def test_a_result_reads_as_it_was_written(model: str) -> None:
-    result = finetune(model, DATA, PAPER, run="run", device="cpu")
+def test_a_result_reads_as_it_was_written(tuned: FinetuneResult) -> None:
     written = json.loads(Path("runs/run/finetune.json").read_text())
-    assert from_json(FinetuneResult, written) == result
-    assert result.to_json() == {name: written[name] for name in result.to_json()}
-    assert "mean_average_precision" not in result.to_json()
+    assert from_json(FinetuneResult, written) == tuned
+    assert tuned.to_json() == {name: written[name] for name in tuned.to_json()}
+    assert "mean_average_precision" not in tuned.to_json()
 
 
 @pytest.mark.slow
@@ -510,8 +527,8 @@ def test_force_keeps_photos_that_lie_in_the_run(model: str, tmp_path: Path) -> N
     assert len(list((tmp_path / "ft" / "evaluation" / "mine").rglob("*.png"))) == 16
 
 
+@pytest.mark.usefixtures("tuned")
 def test_force_does_not_pull_a_live_run_away(model: str) -> None:
-    finetune(model, DATA, PAPER, run="run", device="cpu")
     settings = json.loads(Path("runs/run/finetune.json").read_text())["settings"]
     with (
         RunFolder("runs/run", settings, kind="finetune"),
