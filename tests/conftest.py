@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib.util
@@ -47,10 +48,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # extensions report what Python doesn't free as leaks
+        atexit.register(gc.unfreeze)  # extensions report what Python doesn't free as leaks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

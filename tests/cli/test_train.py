@@ -128,7 +128,9 @@ def test_json_is_one_document(vit: Vit) -> None:
     assert "step 5/12" in answer.err
 
 
-@pytest.mark.parametrize(("pool", "added"), [("mean", []), ("none", ["model.pool=mean"])])
+@pytest.mark.parametrize(
+    ("pool", "added"), [("mean", []), pytest.param("none", ["model.pool=mean"], marks=pytest.mark.slow)]
+)
 def test_what_comes_after_a_run_without_labels_works(vit: Vit, pool: str, added: list[str]) -> None:
     changes = (
         "objective=masked_patches",

@@ -29,7 +29,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tiny_runs.tensors(path).items() if name.startswith("objective.")}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_accumulated_gradients_equal_the_large_batch(precision: str, tmp_path: Path) -> None:
     # Steps in bfloat16 drift apart, the sooner the larger they are.
     rate, tolerance = (0.1, 1e-5) if precision == "float32" else (0.01, 5e-2)
@@ -58,7 +58,7 @@ def test_a_micro_batch_holds_whole_groups(tmp_path: Path) -> None:
     assert str(error.value) == "micro_batch 2 doesn't divide 16 images into whole groups of 4: try 16, 8, 4"
 
 
-@pytest.mark.parametrize("every", ["evaluate", "checkpoint", "log"])
+@pytest.mark.parametrize("every", [pytest.param("evaluate", marks=pytest.mark.slow), "checkpoint", "log"])
 def test_what_is_not_finite_stops_the_run_and_is_not_kept(every: str, tmp_path: Path) -> None:
     """Whatever comes first after the bad step, a line, a measurement or a checkpoint, finds it."""
     run = tmp_path / "run"
@@ -251,7 +251,7 @@ def test_activation_checkpointing_changes_no_number(plain: Path, tmp_path: Path)
     assert tiny_runs.differences(plain, tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("average", ["0.9", "null"])
+@pytest.mark.parametrize("average", ["0.9", pytest.param("null", marks=pytest.mark.slow)])
 def test_which_weights_are_the_model(average: str, tmp_path: Path) -> None:
     """model/ has the average where there is one, of the best step or the last; model-last/ the raw last ones."""
     for select in ("best", "last"):

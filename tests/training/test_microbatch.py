@@ -73,7 +73,7 @@ def limited(is_full: Callable[[RunParts, int], bool], where: str) -> Iterator[li
     gc.collect()
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("where", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
 def test_the_search_leaves_no_trace(where: str, tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path / "given", *SETTINGS, "micro_batch=8")
     with limited(lambda parts, images: images > 8, where) as seen:
@@ -83,6 +83,7 @@ def test_the_search_leaves_no_trace(where: str, tmp_path: Path) -> None:
     assert tiny_runs.differences(tmp_path / "given", tmp_path / "found") == []
 
 
+@pytest.mark.slow
 def test_what_a_step_holds_beside_its_images_counts(tmp_path: Path) -> None:
     """Eight images alone would fit; beside gradients and the optimiser's memory they don't."""
 
@@ -112,6 +113,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again_as_it_was(tmp_path: Path) -> None:
     def fail() -> None:
         raise RuntimeError("power cut")
@@ -128,6 +130,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again_as_it_was(tmp
     assert tiny_runs.differences(tmp_path / "straight", tmp_path / "cut") == []
 
 
+@pytest.mark.slow
 def test_only_the_size_that_was_found_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     compiled: list[int] = []

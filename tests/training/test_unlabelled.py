@@ -56,7 +56,7 @@ def test_every_setting_changes_the_loss(tmp_path: Path) -> None:
     assert len(losses) == 4
 
 
-@pytest.mark.parametrize("name", ["ViT-Lite-2/4", "CVT-2/4"])
+@pytest.mark.parametrize("name", [pytest.param("ViT-Lite-2/4", marks=pytest.mark.slow), "CVT-2/4"])
 def test_compact_transformers_of_patches_train(name: str, tmp_path: Path) -> None:
     """Their tokens are patches of the image, too; the run's model starts another one."""
     run = tmp_path / "run"
@@ -142,7 +142,9 @@ def test_objective_by_its_name_alone_takes_the_place_of_the_section(tmp_path: Pa
         resolve(recipe, ["objective=patches"])
 
 
-@pytest.mark.parametrize("changes", [PATCHES, MAE], ids=["masked_patches", "mae"])
+@pytest.mark.parametrize(
+    "changes", [PATCHES, pytest.param(MAE, marks=pytest.mark.slow)], ids=["masked_patches", "mae"]
+)
 def test_stopped_and_resumed_equals_straight_through(changes: tuple[str, ...], tmp_path: Path) -> None:
     one, other = tmp_path / "straight", tmp_path / "stopped"
     tiny_runs.run_tiny(one, *changes, *RANDOM)
