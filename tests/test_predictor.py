@@ -210,6 +210,8 @@ def test_gray_model(files: list[Path]) -> None:
 def test_refusals(small: Predictor, files: list[Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="^top must be at least 1, not 0$"):
         small.predict(files, top=0)
+    with pytest.raises(InputError, match="^top must be at least 1, not "):
+        small.predict(files, top=np.int64(0))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="^batch_size must be at least 1, not -3$"):
         small.embed(files, batch_size=-3)
     (tmp_path / "bad.png").write_text("text")

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 from vitkit.errors import InputError, did_you_mean
@@ -71,7 +72,7 @@ class Bounds:
         for number in value if isinstance(value, tuple | list) else (value,):
             if isinstance(number, int) and number.bit_length() > 63:
                 raise InputError(f"{name} must be below 2**63, not {shown(number)}")
-            if isinstance(number, int | float) and not self.admit(number):
+            if isinstance(number, Real) and not self.admit(float(number)):
                 raise InputError(f"{name} must be {self}, not {shown(number).removesuffix('.0')}")
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.models.configs import (
     CompactConfig,
@@ -164,8 +165,7 @@ def cost(
     """Return what a named model costs per image, and the exaFLOPs of training on a number of images."""
     if "@" in model or os.path.exists(model):
         raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
-    if images is not None and images < 1:
-        raise InputError(f"images must be at least 1, not {images}")
+    Bounds(at_least=1).check("images", images)
     given = {"image_size": image_size, "num_classes": num_classes}
     config = model_config(model, **{name: value for name, value in given.items() if value is not None})
     found = cost_of(config)

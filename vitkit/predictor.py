@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitkit.config import Bounds
 from vitkit.data.images import ImageSource, find_images, prepare
 from vitkit.data.threads import map_in_order
 from vitkit.errors import InputError
@@ -121,8 +122,7 @@ class Predictor:
     def _predictions(
         self, images: Iterable[ImageSource], top: int, batch_size: int
     ) -> Iterator[list[Prediction] | InputError]:
-        if top < 1:
-            raise InputError(f"top must be at least 1, not {top}")
+        Bounds(at_least=1).check("top", top)
         if not self.class_names:
             raise InputError(
                 f"{self.name} has no classification head: `vit finetune MODEL DATA` gives it one; its features are "
@@ -147,8 +147,7 @@ class Predictor:
         self, compute: Callable[[Tensor], Tensor], images: Iterable[ImageSource], batch_size: int
     ) -> Iterator[Tensor | InputError]:
         """Yield one row per image, in order; an image that can't be prepared gives its error."""
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, not {batch_size}")
+        Bounds(at_least=1).check("batch_size", batch_size)
         prepared = map_in_order(self._prepare, images, ahead=batch_size)
         while batch := list(islice(prepared, batch_size)):
             inputs = [image for image in batch if isinstance(image, Tensor)]

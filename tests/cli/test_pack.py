@@ -121,7 +121,7 @@ def test_a_bad_image_stops_it_or_is_skipped(vit: Vit, photos: Path) -> None:
         (["./nowhere", "packed"], "no such file or folder: ./nowhere"),
         (["./photos", "packed", "--to", "zip"], "--to"),
         (["./photos", "packed", "--bad-images", "keep"], "--bad-images"),
-        (["./photos", "packed", "--size", "0"], "the size is 0; expected 1 to"),
+        (["./photos", "packed", "--size", "0"], "size must be at least 1 and at most 65536, not 0"),
         (["./photos", "photos/packed"], "lies in the other: pack into another folder"),
     ],
 )

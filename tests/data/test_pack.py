@@ -442,9 +442,9 @@ def test_a_grey_array_is_packed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 0}, "the size is 0; expected 1 to 65,536"),
-        ({"quality": 101}, "the quality is 101; expected 1 to 100"),
-        ({"images_per_shard": 0}, "the images per shard is 0; expected 1 to"),
+        ({"size": 0}, "size must be at least 1 and at most 65536, not 0"),
+        ({"quality": 101}, "quality must be at least 1 and at most 100, not 101"),
+        ({"images_per_shard": 0}, "images_per_shard must be at least 1 and at most 1000000000, not 0"),
         ({"to": "zip"}, "cannot pack to 'zip'; expected tar or parquet"),
     ],
 )

@@ -183,7 +183,7 @@ def test_images_limits_what_is_read_and_says_so(photos: Path) -> None:
     )
     assert told == [(number, 5) for number in range(1, 6)]
     assert report == describe_data(str(photos), images=3)
-    with pytest.raises(InputError, match="images is 0; expected 1 or more"):
+    with pytest.raises(InputError, match="images must be at least 1, not 0"):
         describe_data(str(photos), images=0)
 
 

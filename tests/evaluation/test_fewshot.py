@@ -135,7 +135,7 @@ def test_it_is_a_scikit_learn_classifier() -> None:
         (X, Y[:5], 1.0, "labels have shape (5,); expected one for each of 6 images"),
         (X, Y * 0, 1.0, "all images have one class"),
         (np.full((6, 3), np.inf), Y, 1.0, "features are not finite"),
-        (X, Y, 0.0, "l2 is 0.0; expected a number above 0"),
+        (X, Y, 0.0, "l2 must be above 0, not 0"),
     ],
 )
 def test_bad_arrays(x: Any, y: Any, l2: float, message: str) -> None:
@@ -214,10 +214,10 @@ def test_the_sweep_reports_the_best_and_says_how() -> None:
     [
         (dict(shots=(5, 1000)), "1000shot: class '0' has only 114 images"),
         (dict(shots=()), "shots are none"),
-        (dict(shots=(0,)), "shots are 0; expected 1 or more"),
+        (dict(shots=(0,)), "shots must be at least 1, not 0"),
         (dict(shots=(5, 5)), "shots are 5, 5; name each number once"),
-        (dict(seeds=0), "seeds is 0"),
-        (dict(l2=-1.0), "l2 is -1.0"),
+        (dict(seeds=0), "seeds must be at least 1, not 0"),
+        (dict(l2=-1.0), "l2 must be above 0, not -1"),
         (dict(l2="swep"), "l2 is 'swep'; expected a number above 0, or 'sweep'"),
     ],
 )

@@ -100,9 +100,9 @@ def test_it_is_a_scikit_learn_classifier() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(k=4), "k is 4; expected 1 to 3"),
-        (dict(k=0), "k is 0; expected 1 to 3"),
-        (dict(temperature=0.0), "temperature is 0.0; expected a number above 0"),
+        (dict(k=4), "k, of 3 images to compare with, must be at least 1 and at most 3, not 4"),
+        (dict(k=0), "must be at least 1 and at most 3, not 0"),
+        (dict(temperature=0.0), "temperature must be above 0, not 0"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], message: str) -> None:
@@ -133,5 +133,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluator = KNNEvaluator(train, test, passes, k=20)
     found = evaluator.run(predictor.model)
     assert found == {"knn_20": pytest.approx(result.results[1].accuracy, abs=1.1 / 382)}
-    with pytest.raises(InputError, match="k is 1158; expected 1 to 1,157"):
+    with pytest.raises(
+        InputError, match="k, of 1,157 images to compare with, must be .* at most 1157, not 1158"
+    ):
         knn("mu/16", "digits", k=1158)

@@ -120,10 +120,10 @@ def test_it_is_a_scikit_learn_classifier() -> None:
 @pytest.mark.parametrize(
     ("options", "rows", "message"),
     [
-        (dict(l2=0.0), slice(None), "l2 is 0.0; expected numbers above 0"),
-        (dict(grid=()), slice(None), "l2 is none"),
+        (dict(l2=0.0), slice(None), "l2 must be above 0, not 0"),
+        (dict(grid=()), slice(None), "grid is empty"),
         (dict(), slice(4), "no class has two images, so that the dev split is empty"),
-        (dict(dev=1.0), slice(None), "dev is 1.0; expected a share above 0 and below 1"),
+        (dict(dev=1.0), slice(None), "dev must be above 0 and below 1, not 1"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], rows: slice, message: str) -> None:
@@ -152,7 +152,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        ("digits", dict(l2=-1.0), "l2 is -1.0"),
+        ("digits", dict(l2=-1.0), "l2 must be above 0, not -1"),
         ("digits:train[1shot]", dict(), "the dev split is empty"),
         ("digits:train[:5]", dict(), "digits:train[:5] has no image of 5 classes that digits:test measures"),
     ],

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitkit.config import check_choice
+from vitkit.config import Bounds, check_choice
 from vitkit.data.crops import is_full_precision
 from vitkit.data.draws import Draw
 from vitkit.data.fetch import BadImages, Cache, Fetched, Fetcher, MemoryFetcher, cached, check_sizes
@@ -66,8 +66,7 @@ class Loader:
         _check(batch_size, rank, ranks, workers)
         check_choice("sampling", sampling, Sampling)
         check_choice("cache", cache, Cache)
-        if seed < 0:
-            raise InputError(f"seed is {seed}; expected 0 or more")
+        Bounds(at_least=0).check("seed", seed)
         pipeline = _parsed(pipeline)
         if pipeline.mix and group < 2:
             raise InputError(f"group is {group}; images are mixed in groups of 2 or more")
@@ -417,12 +416,10 @@ def _check_steps(start: int, stop: int) -> None:
 
 
 def _check(batch_size: int, rank: int, ranks: int, workers: int | None) -> None:
-    if batch_size < 1:
-        raise InputError(f"batch_size is {batch_size}; expected 1 or more")
+    Bounds(at_least=1).check("batch_size", batch_size)
     if not 0 <= rank < ranks:
         raise InputError(f"rank is {rank} of {ranks} ranks; expected 0 to {ranks - 1}")
-    if workers is not None and workers < 0:
-        raise InputError(f"workers is {workers}; expected 0 or more")
+    Bounds(at_least=0).check("workers", workers)
 
 
 def _device(device: torch.device | str) -> torch.device:

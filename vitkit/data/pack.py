@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitkit.config import check_choice
+from vitkit.config import Bounds, check_choice
 from vitkit.data.fetch import BadImages
 from vitkit.data.images import FORMATS, ORIENTATION, read_image
 from vitkit.data.open import open_data, open_splits
@@ -267,13 +267,9 @@ WRITERS: dict[str, Callable[[Path, Iterable[Row], Sequence[str]], None]] = {
 def _check_settings(size: int, to: str, images_per_shard: int, quality: int) -> None:
     if to not in WRITERS:
         raise InputError(f"cannot pack to {to!r}; expected {' or '.join(WRITERS)}")
-    for name, value, high in (
-        ("size", size, 1 << 16),
-        ("images per shard", images_per_shard, 10**9),
-        ("quality", quality, 100),
-    ):
-        if not 1 <= value <= high:
-            raise InputError(f"the {name} is {value}; expected 1 to {high:,}")
+    Bounds(at_least=1, at_most=1 << 16).check("size", size)
+    Bounds(at_least=1, at_most=10**9).check("images_per_shard", images_per_shard)
+    Bounds(at_least=1, at_most=100).check("quality", quality)
 
 
 def _keep_apart(spec: DataSpec, folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from vitkit.config import Bounds
 from vitkit.data.decode import decode
 from vitkit.data.images import FORMATS
 from vitkit.data.open import JOINT, open_data, open_splits
@@ -182,8 +183,7 @@ def describe_data(
     out: PNG to draw some images of each class on.
     """
     spec = as_spec(spec)
-    if images is not None and images < 1:
-        raise InputError(f"images is {images}; expected 1 or more")
+    Bounds(at_least=1).check("images", images)
     sheet = None if out is None else _target(Path(out).expanduser(), force)
     opened, faults = _open(spec)
     faults += [fault for source, is_shown in opened if is_shown for fault in source.faults]

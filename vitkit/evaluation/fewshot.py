@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from vitkit.config import check_choice
+from vitkit.config import Bounds, check_choice
 from vitkit.data.open import Data
 from vitkit.data.pipeline import Pipeline, Step
 from vitkit.data.sources.source import Source, Subset, choose_shots
@@ -56,8 +55,7 @@ class FewShot(ClassifierMixin, BaseEstimator):
 
     def fit(self, x: Any, y: Any) -> FewShot:
         """Solve for the weights; x is (images, width), y holds their classes."""
-        if not 0 < self.l2 < math.inf:
-            raise InputError(f"l2 is {self.l2}; expected a number above 0")
+        Bounds(above=0).check("l2", self.l2)
         x = check_rows(x, y)
         self.classes_, labels = check_classes(y)
         self.n_features_in_ = x.shape[1]
@@ -274,13 +272,12 @@ def _choose(source: Source, shots: int, seed: int) -> np.ndarray:
 
 
 def _check(shots: Sequence[int], seeds: int, l2: float | str) -> None:
-    if not shots or min(shots) < 1:
-        raise InputError(
-            f"shots are {', '.join(map(str, shots)) or 'none'}; expected 1 or more, such as 1,5,10,25"
-        )
+    if not len(shots):
+        raise InputError("shots are none; expected one number or more, such as 1,5,10,25")
+    Bounds(at_least=1).check("shots", list(shots))
     if len(set(shots)) < len(shots):
         raise InputError(f"shots are {', '.join(map(str, shots))}; name each number once")
-    if seeds < 1:
-        raise InputError(f"seeds is {seeds}; expected 1 or more")
-    if l2 != "sweep" and not (isinstance(l2, int | float) and 0 < l2 < math.inf):
+    Bounds(at_least=1).check("seeds", seeds)
+    if isinstance(l2, str) and l2 != "sweep":
         raise InputError(f"l2 is {l2!r}; expected a number above 0, or 'sweep'")
+    Bounds(above=0).check("l2", l2)

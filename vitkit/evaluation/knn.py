@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
+from vitkit.config import Bounds
 from vitkit.data.open import Data
 from vitkit.data.sources.source import Source
 from vitkit.data.threads import Progress
@@ -192,10 +192,8 @@ class KNNEvaluator(FrozenEvaluator):
 
 
 def _check(ks: Sequence[int], temperatures: Sequence[float], count: int) -> None:
-    if not ks or not all(1 <= k <= count for k in ks):
-        raise InputError(
-            f"k is {', '.join(map(str, ks)) or 'none'}; expected 1 to {count:,}, the images to compare with"
-        )
-    if not temperatures or not all(0 < temperature < math.inf for temperature in temperatures):
-        words = ", ".join(map(str, temperatures)) or "none"
-        raise InputError(f"temperature is {words}; expected a number above 0")
+    for name, values in (("k", ks), ("temperature", temperatures)):
+        if not len(values):
+            raise InputError(f"{name} is none; expected one number or more")
+    Bounds(at_least=1, at_most=count).check(f"k, of {count:,} images to compare with,", list(ks))
+    Bounds(above=0).check("temperature", list(temperatures))

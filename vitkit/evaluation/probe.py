@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
+from vitkit.config import Bounds
 from vitkit.data.open import Data
 from vitkit.data.sources.source import Source, stratified_split
 from vitkit.data.threads import Progress
@@ -78,8 +78,9 @@ class Probe(ClassifierMixin, BaseEstimator):
         self.n_features_in_ = x.shape[1]
         self.grid_: dict[float, float] = {}
         strengths = self.grid if self.l2 is None else (self.l2,)
-        if not strengths or not all(0 < l2 < math.inf for l2 in strengths):
-            raise InputError(f"l2 is {', '.join(map(str, strengths)) or 'none'}; expected numbers above 0")
+        if not len(strengths):
+            raise InputError("grid is empty; expected strengths of l2 to choose from")
+        Bounds(above=0).check("l2", list(strengths))
         self.l2_ = float(strengths[0])
         if len(strengths) > 1:
             held = cut_dev(labels, self.dev, self.seed)
@@ -206,8 +207,7 @@ def cut_dev(
     labels: np.ndarray, share: float, seed: int, advice: str = "give --l2 (l2= in Python)"
 ) -> np.ndarray:
     """Return a mask of images to hold out, a share of each class, one at least where it has two."""
-    if not 0 < share < 1:
-        raise InputError(f"dev is {share}; expected a share above 0 and below 1")
+    Bounds(above=0, below=1).check("dev", share)
     hashes = np.random.default_rng(seed).permutation(len(labels)).astype(np.uint64)
     held = stratified_split(labels, hashes, share)
     if not held.any():
@@ -245,8 +245,7 @@ def probe(
     l2: strength of regularisation; left open, it is chosen on a tenth of train.
     evaluate: DATA to measure on; left open, the source's test split, else val.
     """
-    if l2 is not None and not 0 < l2 < math.inf:
-        raise InputError(f"l2 is {l2}; expected a number above 0")
+    Bounds(above=0).check("l2", l2)
     pair = open_pair(data, evaluate)
     if l2 is None:
         cut_dev(pair.train.labels, DEV, seed=0)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.models.model import Model
@@ -114,8 +115,7 @@ def batches(model: Model, images: Tensor, batch_size: int | None, num_kept: int 
     if batch_size is None:
         layer_bytes = 4 * config.heads * config.num_tokens**2
         batch_size = max(1, min(MOST_IMAGES, ATTENTION_BYTES // (num_kept * layer_bytes)))
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    Bounds(at_least=1).check("batch_size", batch_size)
     like = next(model.parameters())
     for batch in images.split(batch_size):
         yield batch.to(like.device, like.dtype)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.config import check_choice
+from vitkit.config import Bounds, check_choice
 from vitkit.data.images import EXTENSIONS, find_images, prepare
 from vitkit.data.open import BUILT_IN, open_data
 from vitkit.data.sources.source import Files, Picture, Source, spread
@@ -182,11 +182,9 @@ def examine(
 ) -> Findings:
     """Return what needs images too: attention distance over up to `num_images`, and maps of up to `num_photos`."""
     options = options or RolloutOptions()
-    for name, number, least in (("num_images", num_images, 1), ("num_photos", num_photos, 0)):
-        if number < least:
-            raise InputError(f"{name} must be at least {least}, not {number}")
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    Bounds(at_least=1).check("num_images", num_images)
+    Bounds(at_least=0).check("num_photos", num_photos)
+    Bounds(at_least=1).check("batch_size", batch_size)
     if not len(source):
         raise InputError(f"{source.name}:{source.split} has no images")
     target = _class_number(predictor, options.target)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.inspection.asking import Inspected, Undefined, bare, transformer
 from vitkit.models.compact import CompactTransformer
@@ -31,8 +32,7 @@ def embedding_filters(model: Inspected, count: int = NUM_FILTERS) -> np.ndarray:
 
 def captioned_filters(model: Inspected, count: int = NUM_FILTERS) -> tuple[np.ndarray, str]:
     """Return the filters, and what they are."""
-    if count < 1:
-        raise InputError(f"count must be at least 1, not {count}")
+    Bounds(at_least=1).check("count", count)
     convolution, owner, is_embedding = _first_convolution(bare(model))
     kernels = _kernels(convolution)  # (filters, height, width, channels)
     size = f"{kernels.shape[1]}×{kernels.shape[2]} pixels"

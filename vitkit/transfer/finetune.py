@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from vitkit.config import merge
+from vitkit.config import Bounds, merge
 from vitkit.data.open import Data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.sources.source import Source
@@ -184,8 +184,7 @@ def run_finetuning(
     listener: Listener | None = None,
 ) -> FinetuneResult:
     """Carry out a request in its folder; `make` returns its plan, and is not called for one that is finished."""
-    if request.seeds < 1:
-        raise InputError(f"seeds must be at least 1, not {request.seeds}")
+    Bounds(at_least=1).check("seeds", request.seeds)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise InputError(
             "finetune runs in one process; several share the work by seeds or data sets, one --run each"

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from vitkit.config import Bounds
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.vtab import TASKS
 from vitkit.data.splits import counted
@@ -135,8 +136,7 @@ def run_suite(
     """
     if suite != "paper":
         raise InputError(f"unknown suite {suite!r}; expected paper")
-    if seeds < 1:
-        raise InputError(f"seeds must be at least 1, not {seeds}")
+    Bounds(at_least=1).check("seeds", seeds)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("a suite runs in one process: start it without torchrun")
     named = model.spec if isinstance(model, Predictor) else os.fspath(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitkit.config import merge
+from vitkit.config import Bounds, merge
 from vitkit.data.sources.vtab import TRAINING
 from vitkit.data.splits import counted
 from vitkit.errors import InputError, did_you_mean
@@ -58,10 +58,8 @@ def check_protocol(
     if name not in NAMES:
         hint = did_you_mean(name, NAMES) or ";"
         raise InputError(f"unknown protocol {name!r}{hint} expected {', '.join(NAMES)}")
-    if seeds < 1:
-        raise InputError(f"seeds must be at least 1, not {seeds}")
-    if steps is not None and steps < 1:
-        raise InputError(f"steps must be at least 1, not {steps}")
+    Bounds(at_least=1).check("seeds", seeds)
+    Bounds(at_least=1).check("steps", steps)
     if sweep not in (None, "lr"):
         raise InputError(f"sweep is {sweep!r}; expected lr")
     own, rest = part_changes(changes)
