@@ -35,17 +35,9 @@ def _matrices(amounts: np.ndarray, place: int) -> np.ndarray:
     return result
 
 
-def _rotations(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
-    # Image.rotate's matrix. It leads from output to input, hence the turn by -degrees; c and f keep the centre in place.
-    cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-    x, y = width / 2, height / 2
-    return np.stack(
-        [cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y], axis=1
-    )
-
-
 def about_centre(degrees: np.ndarray, shear: np.ndarray, height: int, width: int) -> np.ndarray:
     """Return the matrices of a turn counter-clockwise after a shear of the rows, the image's centre in its place."""
+    # Without shear it is Image.rotate's. It leads from output to input, hence a turn by -degrees; c and f keep the centre.
     cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
     a, b, d, e = cosine, cosine * shear - sine, sine, sine * shear + cosine
     x, y = width / 2, height / 2
@@ -55,7 +47,7 @@ def about_centre(degrees: np.ndarray, shear: np.ndarray, height: int, width: int
 # Operations that move pixels: amounts, height and width -> Pillow's six numbers (images, 6).
 # The output pixel (x, y) shows the input at (ax + by + c, dx + ey + f).
 MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
-    "Rotate": _rotations,
+    "Rotate": lambda amounts, height, width: about_centre(amounts, np.zeros_like(amounts), height, width),
     "ShearX": lambda amounts, height, width: _matrices(amounts, 1),
     "ShearY": lambda amounts, height, width: _matrices(amounts, 3),
     "TranslateX": lambda amounts, height, width: _matrices(amounts, 2),

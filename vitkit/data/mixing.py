@@ -15,6 +15,7 @@ from vitkit.errors import InputError
 
 def mixup(images: Tensor, targets: Tensor, draw: Draw, alpha: float, group: int) -> tuple[Tensor, Tensor]:
     """Blend images and targets (batch, classes) with their neighbours; one weight for the whole step."""
+    # Zhang et al. 2018 draw the weight from Beta(alpha, alpha); one for the batch, as in their code and big_vision's.
     weight = float(draw.for_step("mixup").beta(alpha, alpha))
     # Either neighbour may be the heavier one; this is big_vision's order, and the pairs are the same.
     return blend(images, targets, max(weight, 1 - weight), _checked(group, images, targets, draw))

@@ -74,6 +74,7 @@ class Adafactor(MomentumOptimizer):
                 state.update(_zero_state(parameter, group))
             state["step"] += 1
             # 0 at the first step, so that the zeros which the moments start from leave no trace (Shazeer & Stern, 7.1).
+            # Shazeer & Stern's rises to 1; Scaling ViT caps it at Adam's default, with which it converged better.
             keep = min(0.999, 1.0 - float(state["step"]) ** -0.8)
             assert parameter.grad is not None
             gradient = local(parameter.grad)

@@ -28,6 +28,8 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the model's weights; call it after each step of the optimiser."""
+        # Polyak & Juditsky 1992, with ViT's decay (table 2, ImageNet): average + (1 - decay) * (weight - average). It starts
+        # at the weights, so that there is no zero for a bias correction to take out.
         weights = [parameter.float() for parameter in self.parameters.values()]
         torch._foreach_lerp_(list(self.weights.values()), weights, 1.0 - self.decay)
 

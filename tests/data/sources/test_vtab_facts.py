@@ -8,7 +8,6 @@ from vitkit.data.sources.vtab import (
     TASKS,
     clevr_count,
     clevr_distance,
-    dsprites_bin,
     find_task,
     kitti_distance,
     part_sizes,
@@ -148,12 +147,6 @@ def test_clevr_distance_is_the_nearest_objects(depth: float, label: int) -> None
 )
 def test_kitti_distance_is_the_nearest_vehicles(metres: list[float], label: int) -> None:
     assert kitti_distance(metres) == label
-
-
-def test_dsprites_has_sixteen_bins() -> None:
-    assert [dsprites_bin(value, 40) for value in (0, 2, 3, 5, 39)] == [0, 0, 1, 2, 15]
-    assert [dsprites_bin(value, 32) for value in (0, 1, 2, 31)] == [0, 0, 1, 15]
-    assert {dsprites_bin(value, 40) for value in range(40)} == set(range(16))
 
 
 def test_a_task_has_our_name_and_the_shared_one() -> None:

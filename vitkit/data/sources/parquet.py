@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitkit.data.sources.labels import Label, clean, find_names, name_classes, number_labels, say_classes
-from vitkit.data.sources.source import Source, reason
+from vitkit.data.sources.source import Source, file_key, reason
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
 from vitkit.errors import InputError
@@ -69,10 +69,9 @@ class Parquet(Source):
 
     def content_keys(self) -> list[str]:
         keys = []
-        for group, (file, number) in enumerate(self.groups):
-            status = os.stat(file)
-            version = f"{os.path.abspath(file)}\0{status.st_size}\0{status.st_mtime_ns}\0{number}"
-            keys += [f"{version}\0{row}" for row in range(self.starts[group + 1] - self.starts[group])]
+        for (file, number), count in zip(self.groups, np.diff(self.starts), strict=True):
+            key = f"{file_key(file)}\0{number}"
+            keys += [f"{key}\0{row}" for row in range(count)]
         return keys
 
     def _place(self, index: int) -> tuple[int, int]:

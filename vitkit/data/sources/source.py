@@ -49,6 +49,16 @@ def what_is_wrong(where: str, error: Exception) -> str:
     return message
 
 
+def file_key(path: str) -> str:
+    """Return a text that changes when a file does, without reading it: its place, size and time."""
+    try:
+        status = os.stat(path)
+        version = f"{status.st_size}\0{status.st_mtime_ns}"
+    except (OSError, ValueError):  # an error when it is read
+        version = "missing"
+    return f"{os.path.abspath(path)}\0{version}"
+
+
 class Source:
     """Images with labels. A subclass fills the attributes and says how to read one image.
 
@@ -130,15 +140,7 @@ class Files(Source):
         return self.paths[index]
 
     def content_keys(self) -> list[str]:
-        keys = []
-        for path in self.paths:
-            try:
-                status = os.stat(path)
-                version = f"{status.st_size}\0{status.st_mtime_ns}"
-            except (OSError, ValueError):  # an error when it is read
-                version = "missing"
-            keys.append(f"{os.path.abspath(path)}\0{version}")
-        return keys
+        return list(map(file_key, self.paths))
 
 
 class Subset(Source):

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitkit.data.cache import cache_folder
 from vitkit.data.sources.labels import say_classes
-from vitkit.data.sources.source import Absent, Files, Picture, Source, reason
+from vitkit.data.sources.source import Absent, Files, Picture, Source, file_key, reason
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, Default, choose_split, make_split
 from vitkit.errors import InputError
@@ -161,9 +161,8 @@ class Patches(Source):
             return file["x"][index - self.starts[part]]
 
     def content_keys(self) -> list[str]:
-        files = Files(self.name, self.split, self.class_names, self.labels, self.files).content_keys()
-        sizes = np.diff(self.starts)
-        return [f"{key}\0{row}" for key, size in zip(files, sizes, strict=True) for row in range(size)]
+        counts = zip(map(file_key, self.files), np.diff(self.starts), strict=True)
+        return [f"{key}\0{row}" for key, count in counts for row in range(count)]
 
 
 def open_vision(spec: DataSpec, default: Default) -> Source:

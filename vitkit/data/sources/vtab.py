@@ -164,11 +164,6 @@ def kitti_distance(metres: Iterable[float]) -> int:
     return _last_below(KITTI_METRES, min([*metres, NO_VEHICLE]))
 
 
-def dsprites_bin(value: int, num_values: int) -> int:
-    """Return dSprites' label: a factor's value (32 x positions, 40 orientations) as one of 16 bins."""
-    return value * TASKS["dsprites_loc"].num_classes // num_values
-
-
 def _last_below(thresholds: tuple[float, ...], distance: float) -> int:
     return bisect.bisect_left(thresholds, distance) - 1
 
