@@ -23,18 +23,24 @@ from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 
 
-def write_lists(folder: Path, classes: int = 47, test: int = 1880, **counts: int) -> None:
-    """Write a task in the shared layout; all images are one file under many names."""
-    images = folder / "images"
-    images.mkdir(parents=True)
-    Image.new("RGB", (4, 3), (10, 20, 30)).save(images / "0.png")
-    content = (images / "0.png").read_bytes()
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many images as the largest task here has: one file under many names."""
+    folder = tmp_path_factory.mktemp("images")
+    Image.new("RGB", (4, 3), (10, 20, 30)).save(folder / "0.png")
+    for name in range(1, 2880):
+        os.link(folder / "0.png", folder / f"{name}.png")
+    return folder
+
+
+def write_lists(folder: Path, images: Path, classes: int = 47, test: int = 1880) -> None:
+    """Write a task in the shared layout."""
+    folder.mkdir(parents=True)
+    (folder / "images").symlink_to(images)
     first = 0
     lists: dict[str, list[str]] = {}
-    for split, count in {"train800": 800, "val200": 200, "test": test, **counts}.items():
+    for split, count in {"train800": 800, "val200": 200, "test": test}.items():
         names = range(first, first + count)
-        for name in names:
-            (images / f"{name}.png").write_bytes(content)
         lists[split] = [f"images/{name}.png {name % classes}" for name in names]
         first += count
     lists["train800val200"] = lists["train800"] + lists["val200"]
@@ -43,8 +49,8 @@ def write_lists(folder: Path, classes: int = 47, test: int = 1880, **counts: int
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    write_lists(tmp_path / "dtd")
+def root(tmp_path: Path, images: Path) -> Path:
+    write_lists(tmp_path / "dtd", images)
     return tmp_path
 
 
@@ -67,9 +73,9 @@ def test_without_a_split_training_takes_both_and_measuring_test(root: Path) -> N
     assert open_data(f"vtab/dtd[root={root}]", default="measure").split == "test"
 
 
-def test_folders_have_the_shared_name_or_ours(tmp_path: Path) -> None:
-    write_lists(tmp_path / "a" / "cifar", 100, 3)
-    write_lists(tmp_path / "b" / "cifar100", 100, 3)
+def test_folders_have_the_shared_name_or_ours(tmp_path: Path, images: Path) -> None:
+    write_lists(tmp_path / "a" / "cifar", images, 100, 3)
+    write_lists(tmp_path / "b" / "cifar100", images, 100, 3)
     for folder in "ab":
         for name in ("cifar", "cifar100"):
             assert len(open_data(f"vtab/{name}:train800[root={tmp_path / folder}]")) == 800
@@ -126,10 +132,10 @@ def test_what_is_wrong_with_a_list_is_said(root: Path, line: str, message: str) 
 
 
 def test_names_with_spaces_and_tabs(root: Path) -> None:
-    (root / "dtd" / "images" / "a b.png").write_bytes((root / "dtd" / "images" / "0.png").read_bytes())
-    edit(root, "train800", 1, "images/a b.png\t5")
+    Image.new("RGB", (4, 3)).save(root / "dtd" / "a b.png")
+    edit(root, "train800", 1, "a b.png\t5")
     source = open_data(f"vtab/dtd:train800[root={root}]")
-    assert source.where(0).endswith("images/a b.png") and source.labels[0] == 5
+    assert source.where(0).endswith("dtd/a b.png") and source.labels[0] == 5
 
 
 def test_no_file_there_is_an_error_even_for_who_tolerates(root: Path) -> None:
@@ -140,8 +146,8 @@ def test_no_file_there_is_an_error_even_for_who_tolerates(root: Path) -> None:
         open_data(f"vtab/dtd:train800[root={root}]", tolerate=True)
 
 
-def test_another_test_split_is_not_official(tmp_path: Path) -> None:
-    write_lists(tmp_path / "dtd", test=30)
+def test_another_test_split_is_not_official(tmp_path: Path, images: Path) -> None:
+    write_lists(tmp_path / "dtd", images, test=30)
     source, is_official = vtab.open_task("dtd", "test", tmp_path)
     assert not is_official
     assert source.notes == (
