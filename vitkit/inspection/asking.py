@@ -11,14 +11,13 @@ from torch import Tensor
 
 from vitkit.config import Bounds
 from vitkit.errors import InputError
-from vitkit.models.configs import CompactConfig, ViTConfig
+from vitkit.models.configs import TransformerConfig
 from vitkit.models.model import Model
 from vitkit.models.record import Record
 from vitkit.predictor import Predictor
 
 Inspected = Model | Predictor
 "A bare model, or what `vitkit.load` returns."
-TransformerConfig = ViTConfig | CompactConfig
 ATTENTION_BYTES = 2**28
 "Attention that one pass may hold, where the caller doesn't say how many images it takes."
 MOST_IMAGES = 64
@@ -61,7 +60,7 @@ def bare(model: Inspected) -> Model:
 def transformer(model: Inspected, what: str) -> tuple[Model, TransformerConfig]:
     """Return a model of tokens and its config; refuse a ResNet."""
     module = bare(model)
-    if not isinstance(module.config, ViTConfig | CompactConfig):
+    if not isinstance(module.config, TransformerConfig):
         raise Undefined(what, "a ResNet has neither tokens nor attention")
     return module, module.config
 
@@ -104,7 +103,7 @@ def batches(model: Model, images: Tensor, batch_size: int | None, num_kept: int 
     batch_size: left open, as many as leave `num_kept` layers' attention within ATTENTION_BYTES, but one at least.
     """
     config = model.config
-    assert isinstance(config, ViTConfig | CompactConfig)
+    assert isinstance(config, TransformerConfig)
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise InputError(

@@ -11,13 +11,13 @@ from torch import Tensor
 from vitkit.errors import InputError
 from vitkit.inspection.asking import (
     Inspected,
-    TransformerConfig,
     Undefined,
     ask,
     reads_class_token,
     transformer,
 )
 from vitkit.inspection.weights import fix_signs
+from vitkit.models.configs import TransformerConfig
 from vitkit.models.record import Record
 
 Cell = float | tuple[float, float]
@@ -27,7 +27,7 @@ PERCENTILES = (2, 98)
 
 
 def attention_distance(model: Inspected, images: Tensor, *, batch_size: int | None = None) -> np.ndarray:
-    """Return the mean distance in pixels over which each head attends: (layers, heads).
+    """Return the mean distance in pixels over which each head attends (ViT, figure 7 and D.7): (layers, heads).
 
     The distance between two patches' places, weighted by attention, averaged over queries and images. Class and
     register tokens have no place: their rows and columns are dropped, and the rows that stay sum to one again.
@@ -144,6 +144,7 @@ def token_colors(
 def _project(tokens: np.ndarray) -> np.ndarray:
     """Return the first three principal components of (tokens, width): float64 (tokens, 3); zeros beyond the width."""
     centered = tokens - tokens.mean(axis=0, dtype=np.float64)
+    # Of (width, width), not the SVD of (tokens, width): there may be far more tokens than a token has numbers.
     _, directions = np.linalg.eigh(centered.T @ centered)  # the smallest variance first
     found = centered @ fix_signs(directions[:, ::-1].T[:3]).T
     return np.pad(found, ((0, 0), (0, 3 - found.shape[1])))

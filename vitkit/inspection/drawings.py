@@ -13,7 +13,14 @@ from torch import Tensor
 
 from vitkit.figures import maps as pictures
 from vitkit.inspection.weights import captioned_filters, position_similarity
-from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, Preprocessing, ViTConfig
+from vitkit.models.configs import (
+    CompactConfig,
+    HybridConfig,
+    ModelConfig,
+    Preprocessing,
+    TransformerConfig,
+    ViTConfig,
+)
 from vitkit.predictor import Predictor
 
 LARGEST, SMALL, LAYER = 320, 160, 150
@@ -121,7 +128,7 @@ def photo_sheets(
 
 def grid_in_words(config: ModelConfig) -> str:
     """Say what a map's cells are, '' for a model without any."""
-    if not isinstance(config, ViTConfig | CompactConfig):
+    if not isinstance(config, TransformerConfig):
         return ""
     rows, columns = config.grid
     if isinstance(config, HybridConfig):
@@ -136,7 +143,7 @@ def grid_in_words(config: ModelConfig) -> str:
 
 def _cells(config: ModelConfig) -> tuple[float, float]:
     """Return how many rows and columns of the grid lie over what the model reads; the last may reach beyond it."""
-    assert isinstance(config, ViTConfig | CompactConfig)
+    assert isinstance(config, TransformerConfig)
     return config.covered[0] / config.stride, config.covered[1] / config.stride
 
 

@@ -40,7 +40,7 @@ from vitkit.inspection.drawings import (
     photo_tiles,
 )
 from vitkit.inspection.flow import Flow, Fuse, gradient_rollout, rollout
-from vitkit.models.configs import CompactConfig, ViTConfig
+from vitkit.models.configs import TransformerConfig
 from vitkit.predictor import Prediction, Predictor
 
 Images = str | os.PathLike[str] | DataSpec | Source | Iterable[str | os.PathLike[str]]
@@ -193,7 +193,7 @@ def examine(
     others = np.setdiff1d(spread(len(source), num_images), shown)
     others = others[spread(len(others), num_images - len(shown))]
     used = np.union1d(shown, others)
-    if not isinstance(predictor.model.config, ViTConfig | CompactConfig):
+    if not isinstance(predictor.model.config, TransformerConfig):
         used = shown  # a ResNet has no attention to measure
     done, total = 0, len(used) + NUM_METHODS * len(shown)
 
@@ -251,7 +251,7 @@ def _measure(
 ) -> list[Kept]:
     """Sum up attention distances, a few images at a time, and return those images that are to be drawn."""
     config, preprocessing = predictor.model.config, predictor.preprocessing
-    has_attention = isinstance(config, ViTConfig | CompactConfig)
+    has_attention = isinstance(config, TransformerConfig)
     kept: list[Kept] = []
     sums, count = np.zeros(()), 0
 
@@ -276,7 +276,7 @@ def _measure(
     if found.unreadable and len(found.unreadable) == len(used):
         first = found.unreadable[0]
         raise InputError(f"none of the images can be read; {first.image}: {first.reason}")
-    if not isinstance(config, ViTConfig | CompactConfig):
+    if not isinstance(config, TransformerConfig):
         found.attempt("distance", lambda: attention_distance(predictor, torch.empty(0)))
         return kept
     if not np.isfinite(sums).all():

@@ -19,7 +19,6 @@ from vitkit.config import Bounds, check_choice
 from vitkit.errors import InputError
 from vitkit.inspection.asking import (
     Inspected,
-    TransformerConfig,
     Undefined,
     ask,
     batches,
@@ -28,6 +27,7 @@ from vitkit.inspection.asking import (
     reads_class_token,
     transformer,
 )
+from vitkit.models.configs import TransformerConfig
 from vitkit.models.model import Model
 from vitkit.models.record import Record
 
@@ -46,7 +46,7 @@ def rollout(
     """Return how much each patch flows into what the head reads: (images, rows, columns).
 
     A layer's heads are fused, its smallest entries discarded, the identity is mixed in for the residual, and rows are
-    made to sum to one; the product of all layers is the rollout (Abnar and Zuidema). Its class row is the map. Where
+    made to sum to one; the product of all layers is the rollout (Abnar and Zuidema 2020; ViT, D.8). Its class row is the map. Where
     the head reads no class token, the map is the mean of the patches' rows, weighted by the pooling weights of SeqPool
     or a MAP head (mean over its heads) if there are such. Layers are multiplied as they pass, so that one layer's
     attention of a few images is all that is held.

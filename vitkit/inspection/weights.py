@@ -75,6 +75,7 @@ def principal_components(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     centered = samples - samples.mean(axis=0)
     _, spread, directions = np.linalg.svd(centered, full_matrices=False)
+    # As numpy's matrix_rank, but by the size of the samples: of samples all alike, rounding alone is left as variance.
     rank = int((spread > np.abs(samples).max() * max(samples.shape) * np.finfo(np.float64).eps).sum())
     variances = spread[:rank] ** 2
     return fix_signs(directions[:rank]), variances / variances.sum() if rank else variances

@@ -25,7 +25,7 @@ class Tokenizer(nn.Module):
         channels = config.channels
         for index in range(config.convolutions):
             last = index == config.convolutions - 1
-            channels_out = config.width if last else 64
+            channels_out = config.width if last else 64  # as published, whatever the width
             self.conv_layers.append(_conv_block(config, channels, channels_out))
             channels = channels_out
 
@@ -180,6 +180,7 @@ class CompactTransformer(Model):
         if self.config.pool == "token":
             nn.init.zeros_(self.classifier.class_emb)
         if self.config.positions == "learned":
+            # Ten times ViT's deviation, and the published code's own.
             nn.init.trunc_normal_(self.classifier.positional_emb, std=0.2)
         elif self.config.positions == "sine":
             self.classifier.positional_emb.copy_(sine_1d(self.config.num_tokens, self.config.width))

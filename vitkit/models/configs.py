@@ -36,11 +36,6 @@ def write_size(size: Size) -> str:
     return str(height) if height == width else f"{height}x{width}"
 
 
-def _tiled(size: tuple[int, int], grid: tuple[int, int], stride: int) -> tuple[int, int]:
-    """Return the part of an image (height, width) that a grid of tokens covers."""
-    return min(size[0], grid[0] * stride), min(size[1], grid[1] * stride)
-
-
 @dataclass(frozen=True)
 class ModelConfig:
     """What every family has."""
@@ -72,8 +67,8 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class ViTConfig(ModelConfig):
-    """The Vision Transformer."""
+class TokenConfig(ModelConfig):
+    """What every family of transformers has besides."""
 
     width: Width = 768
     "Size of a token."
@@ -83,6 +78,45 @@ class ViTConfig(ModelConfig):
     "Attention heads per block."
     mlp_width: Width = 3072
     "Hidden size of each block's MLP."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
+        )
+
+    @property
+    def stride(self) -> int:
+        """Pixels per token along each side."""
+        raise NotImplementedError
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches; pixels that fill no whole patch are left out."""
+        raise NotImplementedError
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        return min(self.size[0], self.grid[0] * self.stride), min(self.size[1], self.grid[1] * self.stride)
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_prefix(self) -> int:
+        """Class and register tokens, which come before the patches."""
+        raise NotImplementedError
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefix + self.num_patches
+
+
+@dataclass(frozen=True)
+class ViTConfig(TokenConfig):
+    """The Vision Transformer."""
+
     patch: Side = 16
     "Side of a patch in pixels."
     positions: Literal["none", "learned", "learned_2d", "sincos_2d", "relative"] = "learned"
@@ -126,9 +160,6 @@ class ViTConfig(ModelConfig):
         super().__post_init__()
         if self.class_token is None:
             object.__setattr__(self, "class_token", self.pool == "token")
-        self.require(
-            self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
-        )
         rows, columns = self.grid
         self.require(
             rows >= 1 and columns >= 1,
@@ -162,30 +193,15 @@ class ViTConfig(ModelConfig):
 
     @property
     def stride(self) -> int:
-        """Pixels per token along each side."""
         return self.patch
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches; pixels that fill no whole patch are left out."""
         return self.size[0] // self.stride, self.size[1] // self.stride
 
     @property
-    def covered(self) -> tuple[int, int]:
-        return _tiled(self.size, self.grid, self.stride)
-
-    @property
-    def num_patches(self) -> int:
-        return self.grid[0] * self.grid[1]
-
-    @property
     def num_prefix(self) -> int:
-        """Class and register tokens, which come before the patches."""
         return int(bool(self.class_token)) + self.registers
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prefix + self.num_patches
 
     @property
     def num_features(self) -> int:
@@ -271,21 +287,16 @@ class ResNetConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class CompactConfig(ModelConfig):
+class CompactConfig(TokenConfig):
     """Compact Transformers: ViT-Lite (patches, class token), CVT (patches, SeqPool), CCT (convolutions, SeqPool)."""
 
+    # These mean what they mean in the base classes; their defaults are those of CCT-7/3x1 for CIFAR-10.
     image_size: Pixels = (32, 32)
-    "Height and width of the input in pixels; one number means a square."
     num_classes: CountOrZero = 10
-    "Width of the classification head; 0 leaves the head out and the model returns its features."
     width: Width = 256
-    "Size of a token."
     depth: Layers = 7
-    "Number of encoder blocks."
     heads: Layers = 4
-    "Attention heads per block."
     mlp_width: Width = 512
-    "Hidden size of each block's MLP."
     tokenizer: Literal["patches", "convolutions"] = "convolutions"
     "What makes tokens: one strided convolution, or blocks of convolution, ReLU and max-pooling."
     kernel: Side = 3
@@ -312,9 +323,6 @@ class CompactConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(
-            self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
-        )
-        self.require(
             self.tokenizer == "convolutions" or self.convolutions == 1,
             "a patch tokenizer has one convolution",
         )
@@ -333,13 +341,11 @@ class CompactConfig(ModelConfig):
 
     @property
     def stride(self) -> int:
-        """Pixels per token along each side."""
         pooled = 2 if self.tokenizer == "convolutions" else 1
         return int((self.conv_stride * pooled) ** self.convolutions)
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens."""
         sides = []
         for side in self.size:
             for _ in range(self.convolutions):
@@ -350,24 +356,16 @@ class CompactConfig(ModelConfig):
         return sides[0], sides[1]
 
     @property
-    def covered(self) -> tuple[int, int]:
-        return _tiled(self.size, self.grid, self.stride)
-
-    @property
-    def num_patches(self) -> int:
-        return self.grid[0] * self.grid[1]
-
-    @property
     def num_prefix(self) -> int:
         return int(self.pool == "token")
 
     @property
-    def num_tokens(self) -> int:
-        return self.num_prefix + self.num_patches
-
-    @property
     def num_features(self) -> int:
         return self.width
+
+
+TransformerConfig = ViTConfig | CompactConfig
+"A model of tokens."
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def sequence_pool(tokens: Tensor, scores: Tensor, record: Record | None = None) 
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """A convolution without bias whose kernel is standardised per output channel."""
+    """A convolution without bias whose kernel is standardised per output channel (Qiao et al. 2019)."""
 
     def __init__(
         self,
@@ -207,6 +207,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 def lecun_normal_(weight: Tensor) -> Tensor:
     """Fill with Flax's lecun_normal: truncated at two deviations, variance 1 / fan_in after truncation."""
     fan_in = weight[0].numel()
+    # The divisor is the deviation of a standard normal distribution cut off at -2 and 2.
     std = math.sqrt(1.0 / fan_in) / 0.87962566103423978
     return nn.init.trunc_normal_(weight, std=std, a=-2.0 * std, b=2.0 * std)
 

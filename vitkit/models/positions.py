@@ -51,7 +51,7 @@ def concat_axes(y: Tensor, x: Tensor) -> Tensor:
 
 
 def relative_logits(q: Tensor, table: Tensor) -> Tensor:
-    """Return the attention logits (batch, heads, n, n) of content queries against the key of each offset q - k."""
+    """Return the attention logits (batch, heads, n, n) of content queries against the key of each offset q - k (ViT, D.4)."""
     tokens = q.shape[-2]
     by_offset = q @ table.T / math.sqrt(q.shape[-1])  # (batch, heads, n, 2n - 1)
     place = torch.arange(tokens, device=q.device)

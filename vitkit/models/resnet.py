@@ -23,6 +23,7 @@ class Stem(nn.Module):
         self.conv = StandardizedConv2d(config.channels, 64 * config.width_factor, 7, 2, config=config)
 
     def forward(self, images: Tensor) -> Tensor:
+        # Zeros around, as in BiT's code: max_pool2d's own padding, minus infinity, would leave negative values at the border.
         return F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, 2)
 
 

@@ -138,14 +138,21 @@ def unsupported(config: ModelConfig) -> str | None:
         return None
     if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
         return "it has native ViTs and BiT ResNets only"
+    if reason := beyond_first_vit(config):
+        return reason
+    if config.pre_logits and config.num_classes:
+        return "its ViT classifier has no tanh layer before the head"
+    return None
+
+
+def beyond_first_vit(config: ViTConfig) -> str | None:
+    """Say what this ViT has that the paper's has not, which is all that transformers and torchvision have; or None."""
     if config.positions != "learned" or config.positions_at != "stem" or not config.prefix_positions:
         return "its ViT has learned positions with a row for the class token"
     if config.pool != "token" or config.registers or config.final_norm != "tokens":
         return "its ViT reads the normalised class token and has no registers"
     if config.layer_scale is not None:
         return "its ViT has no LayerScale"
-    if config.pre_logits and config.num_classes:
-        return "its ViT classifier has no tanh layer before the head"
     return None
 
 

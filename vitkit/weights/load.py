@@ -20,12 +20,11 @@ from vitkit.config import override
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models import build
 from vitkit.models.configs import (
-    CompactConfig,
     ModelConfig,
     Preprocessing,
     Resample,
     Size,
-    ViTConfig,
+    TransformerConfig,
     as_size,
     write_size,
 )
@@ -301,7 +300,7 @@ def _check_extent(config: ModelConfig, num_tensors: int) -> None:
         raise InputError(
             f"its config says {layers} layers (depth, units), the file holds {num_tensors} tensors"
         )
-    if isinstance(config, ViTConfig | CompactConfig) and (patches := math.prod(config.grid)) > MAX_PATCHES:
+    if isinstance(config, TransformerConfig) and (patches := math.prod(config.grid)) > MAX_PATCHES:
         size = f"{config.size[0]}x{config.size[1]}"
         raise InputError(f"images of {size} pixels have {patches:,} patches, at most {MAX_PATCHES:,}")
 

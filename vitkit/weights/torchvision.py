@@ -7,6 +7,7 @@ from collections.abc import Collection
 from vitkit.models.configs import HybridConfig, ModelConfig, ViTConfig
 from vitkit.models.names import IMAGENET_MEAN_STD
 from vitkit.weights.files import Document, Numeric, Reading, Settings, Tensors
+from vitkit.weights.huggingface import beyond_first_vit
 from vitkit.weights.rules import COPY, Rule, copies, to_ours, to_theirs
 
 LAYOUT = "torchvision's layout"
@@ -60,12 +61,8 @@ def unsupported(config: ModelConfig) -> str | None:
     """Say what torchvision has no place for in this model, or None."""
     if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
         return "it has plain ViTs only"
-    if config.positions != "learned" or config.positions_at != "stem" or not config.prefix_positions:
-        return "its ViT has learned positions with a row for the class token"
-    if config.pool != "token" or config.registers or config.final_norm != "tokens":
-        return "its ViT reads the normalised class token and has no registers"
-    if config.layer_scale is not None:
-        return "its ViT has no LayerScale"
+    if reason := beyond_first_vit(config):
+        return reason
     if config.size[0] != config.size[1] or config.size[0] % config.patch:
         return "its images are squares of whole patches"
     if config.channels != 3:
