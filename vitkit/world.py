@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
+from vitkit.errors import InputError
+
 
 @dataclass(frozen=True)
 class World:
@@ -86,11 +88,20 @@ def _end_groups() -> None:
     gc.collect()
 
 
+def check_alone(advice: str) -> None:
+    """Raise InputError if torchrun started several processes, for work that one does."""
+    if _num_ranks() > 1:
+        raise InputError(advice)
+
+
+def _num_ranks() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def join_world(device: torch.device) -> Iterator[World]:
     """Join the processes that torchrun started, if it did."""
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+    if _num_ranks() == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         yield World(0, 1, device)
         return
     if device.type == "cuda":

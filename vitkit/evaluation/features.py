@@ -21,14 +21,13 @@ from vitkit.data.pipeline import Pipeline
 from vitkit.data.sources.source import Source, fingerprint
 from vitkit.data.splits import Default
 from vitkit.data.threads import Progress
-from vitkit.errors import InputError
 from vitkit.evaluation.passes import SourcePass
 from vitkit.files import written_whole
 from vitkit.models.configs import Size
 from vitkit.models.model import HEAD, check_rgb
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, load
-from vitkit.world import World
+from vitkit.world import World, check_alone
 
 DIGEST_BYTES = 16
 _READ_BYTES = 2**24
@@ -42,7 +41,6 @@ class Features:
     "float32 (images, width); mapped from the cache's file, so that it may be larger than memory."
     labels: np.ndarray
     class_names: tuple[str, ...]
-    source: Source
     notes: tuple[str, ...]
 
 
@@ -63,7 +61,7 @@ def frozen_features(
     path = cache_folder() / "features" / f"{_key(predictor, source, pipeline)}.npy"
 
     def found(x: np.ndarray) -> Features:
-        return Features(x, source.labels, source.class_names, source, tuple(notes))
+        return Features(x, source.labels, source.class_names, tuple(notes))
 
     if cache:
         try:
@@ -91,8 +89,7 @@ def frozen_features(
 
 def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_size: Size | None) -> Predictor:
     """Return a model; an untrained one has the same random weights each time."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise InputError("frozen features are measured in one process: start without torchrun")
+    check_alone("frozen features are measured in one process: start without torchrun")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         predictor = load(model, device=device, image_size=image_size)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitkit.data.decode import decode
 from vitkit.data.sources.source import Picture, Source
@@ -238,25 +237,16 @@ def measure(
     source: Source,
     preprocessing: Preprocessing,
     *,
-    world: World | None = None,
     batch_size: int = 64,
-    workers: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Measured:
-    """Run a model over a source whose classes are the head's (open_data's `classes`); the same on every process.
-
-    Without a world this process is alone, on the model's device. progress: told how many images are done, and of how
-    many, both of this process.
-    """
+    """Run a model, where it is, over a source whose classes are the head's (open_data's `classes`)."""
     if model.config.num_classes != source.num_classes:
         raise InputError(
             f"the head has {model.config.num_classes} classes, {source.name} {source.num_classes}: "
             "open the data with the head's classes"
         )
-    world = world or World(0, 1, next(model.parameters()).device)
-    images = SourcePass(source, preprocessing, world=world, batch_size=batch_size, workers=workers)
-    logits = images.logits(model, dtype, progress).values
+    world = World(0, 1, next(model.parameters()).device)
+    logits = SourcePass(source, preprocessing, world=world, batch_size=batch_size).logits(model).values
     check_finite(logits, "the model")
     return Measured(logits, source)
 

@@ -40,7 +40,7 @@ from vitkit.transfer.head import fit_head
 from vitkit.transfer.plan import Plan, TrainDev, make_plan
 from vitkit.transfer.protocols import QUICK_EPOCHS, part_changes
 from vitkit.weights.load import paths_in
-from vitkit.world import World
+from vitkit.world import World, check_alone
 
 HEAD_ALONE = "the fitted head alone"
 TRIALS = 2
@@ -185,10 +185,7 @@ def run_finetuning(
 ) -> FinetuneResult:
     """Carry out a request in its folder; `make` returns its plan, and is not called for one that is finished."""
     Bounds(at_least=1).check("seeds", request.seeds)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise InputError(
-            "finetune runs in one process; several share the work by seeds or data sets, one --run each"
-        )
+    check_alone("finetune runs in one process; several share the work by seeds or data sets, one --run each")
     listener = listener or Silent()
     reads = [*paths_in(request.model), *data_paths(request)]
     try:

@@ -42,6 +42,7 @@ from vitkit.transfer.vtab.protocols import operations_of
 from vitkit.transfer.vtab.run import first_line, vtab
 from vitkit.transfer.vtab.tasks import Exercise
 from vitkit.weights.load import paths_in
+from vitkit.world import check_alone
 
 SEEDS = 3
 TABLE, REAL_VALUES = "suite.md", "real-accuracy.json"
@@ -137,8 +138,7 @@ def run_suite(
     if suite != "paper":
         raise InputError(f"unknown suite {suite!r}; expected paper")
     Bounds(at_least=1).check("seeds", seeds)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError("a suite runs in one process: start it without torchrun")
+    check_alone("a suite runs in one process: start it without torchrun")
     named = model.spec if isinstance(model, Predictor) else os.fspath(model)
     request = {"model": named, "suite": suite, "data": folder, "changes": list(changes), "seeds": seeds}
     path = Path(ROOT, run_name(f"suite-{suite}", request)) if run is None else named_path(run)

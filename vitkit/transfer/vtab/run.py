@@ -46,6 +46,7 @@ from vitkit.transfer.vtab.protocols import (
 )
 from vitkit.transfer.vtab.tasks import SHAPES, Exercise, Missing, choose_tasks, find_tasks, task_names
 from vitkit.weights.load import paths_in
+from vitkit.world import check_alone
 
 FIGURE = "vtab.png"
 SAID: tuple[Kind, ...] = ("model", "untrained", "protocol", "estimate", "advice")
@@ -80,8 +81,7 @@ def vtab(
     """
     changes = [change for change in changes if change != "protocol=paper"]
     check_protocol(protocol, steps=steps, seeds=seeds, sweep=sweep, changes=changes)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError("VTAB runs in one process; several share a run folder by --tasks of their own")
+    check_alone("VTAB runs in one process; several share a run folder by --tasks of their own")
     data = _check_data(data)
     chosen = choose_tasks(data, tasks)
     on = choose_device(device)
