@@ -306,7 +306,13 @@ def test_arithmetic_equals_the_built_model(family: Any, data: st.DataObject) -> 
     assert (found.parameters, found.macs) == parameters_and_macs(config)
 
 
-@pytest.mark.parametrize("name", ["B/16", "H/14", "G/14", "R50+L/16", "BiT-R152x4", "CCT-14/7x2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("B/16", "BiT-R152x4", "CCT-14/7x2"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("H/14", "G/14", "R50+L/16")),
+    ],
+)
 def test_arithmetic_equals_the_built_published_model(name: str) -> None:
     config = model_config(name)
     found = cost_of(config)

@@ -60,7 +60,7 @@ def test_features_in_bf16_are_near() -> None:
     assert near.dtype == np.float32 and 0 < np.abs(exact - near).max() < 0.1
 
 
-@pytest.mark.parametrize("name", ["CCT-2/3x2", "BiT-R50x1"])
+@pytest.mark.parametrize("name", ["CCT-2/3x2", pytest.param("BiT-R50x1", marks=pytest.mark.slow)])
 def test_features_of_other_families(name: str) -> None:
     size = 32
     model = create_model(name, num_classes=3, image_size=size).eval()

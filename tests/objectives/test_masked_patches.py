@@ -248,7 +248,10 @@ def test_any_vit(name: str, target: str) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.03)
 
 
-@pytest.mark.parametrize("target", ["mean_color", "colors_4x4", "pixels"])
+@pytest.mark.parametrize(
+    "target",
+    ["mean_color", *(pytest.param(name, marks=pytest.mark.slow) for name in ("colors_4x4", "pixels"))],
+)
 def test_it_learns_what_no_constant_does(target: str) -> None:
     """On shapes, whose colours differ from image to image: the best constant is the mean, or the marginal's entropy."""
     rendered = open_data("shapes:train[:32,size=16]").render(np.arange(32))

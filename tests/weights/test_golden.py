@@ -101,9 +101,9 @@ def read_case(name: str, folder: Path) -> Case:
     return Case(name, config, outputs, file)
 
 
-@pytest.fixture
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
-    return read_case(request.param, tmp_path)
+@pytest.fixture(scope="module")
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return read_case(request.param, tmp_path_factory.mktemp("case"))
 
 
 def load_case(case: Case) -> Model:
