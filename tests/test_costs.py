@@ -191,6 +191,7 @@ def test_scaling_table() -> None:
 
 
 # 9.1, 9.3 and 1.3.
+@pytest.mark.slow
 def test_sizes_table() -> None:
     rows = {row.model: row for row in table("sizes").rows}
     for name, published in {"B/16": 35.2, "L/16": 123.2, "H/14": 334.8}.items():
