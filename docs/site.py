@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -67,3 +68,11 @@ def with_section(prose: str, title: str, rows: list[str]) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Take away the dash before a meaning that isn't there."""
     return re.sub(rf"\s*–\s*<div class=\"doc-md-description\">\s*<p>{NOTHING}</p>\s*</div>", "", html)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Write the search index as a script too, which a page opened from a file may load."""
+    index = Path(config.site_dir, "search", "search_index.json")
+    index.with_suffix(".js").write_text(
+        f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8"
+    )

@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 import vitkit
+from tests.reports.browser import PROGRAM, browse
 from vitkit.results import Result
 
 ROOT = Path(__file__).parents[1]
@@ -116,13 +117,50 @@ def test_explained_arguments_are_told_from_prose(site: ModuleType) -> None:
     assert meanings == {"data": "what is used.", "model": "what is used.", "force": "start over."}
 
 
-@pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site."""
     pytest.importorskip("mkdocs", reason="`make docs` installs it")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
-    pages = [page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")]
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(built: Path) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in built.rglob("*.html")]
     assert len(pages) > 20
     for page in pages:
         assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*", page)
+
+
+SEARCH = """
+document.querySelector('[data-md-toggle=search]').click();
+const field = document.querySelector('.md-search__input');
+field.value = 'rollout';
+field.dispatchEvent(new Event('input', {bubbles: true}));
+field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}));
+new Promise((found) => {
+  const look = () => {
+    const links = [...document.querySelectorAll('.md-search-result__link')].map((link) => link.href);
+    links.length ? found(links) : setTimeout(look, 50);
+  };
+  look();
+});
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not PROGRAM, reason="there is no Chromium here")
+def test_the_site_works_without_a_server(built: Path, tmp_path: Path) -> None:
+    with browse(tmp_path / "profile") as browser:
+        for page in ("index.html", "finetune.html", "api/models.html"):
+            browser.open(built / page, 390, is_phone=True)
+            assert browser.evaluate("document.documentElement.scrollWidth") == 390
+            assert browser.complaints == [] and all(url.startswith("file:") for url in browser.requests)
+        browser.open(built / "api" / "models.html", 1280)
+        links = browser.evaluate(SEARCH)
+        assert any(link.startswith((built / "inspect.html").as_uri()) for link in links), links
+        assert browser.complaints == []
