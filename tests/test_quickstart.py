@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import vitkit
 from vitkit import quickstart
@@ -24,8 +27,17 @@ def test_it_compares_and_leaves_a_model(tmp_path: Path, monkeypatch: pytest.Monk
     assert [row.labels for row in result.accuracy] == list(quickstart.LABELS)
     assert [row.seeds for row in result.accuracy] == [3, 1]
     assert vitkit.load(result.model).class_names == tuple("0123456789")
-    assert set(result.to_json()["accuracy"][0]) == {"labels", "seeds", "pre-trained", "scratch"}
-    assert quickstart.quickstart(tmp_path / "quick") == result  # the runs are done already
+    document = result.to_json()
+    assert set(document["accuracy"][0]) == {"labels", "seeds", "pre-trained", "scratch", "values"}
+    for row in result.accuracy:
+        assert row.pre_trained == statistics.mean(row.values["pre-trained"])
+        assert len(row.values["scratch"]) == row.seeds
+    assert result.seconds and result.environment["torch"] == torch.__version__
+    assert json.loads((tmp_path / "quick" / "quickstart.json").read_text()) == document
+    assert quickstart.quickstart(tmp_path / "quick") == result  # already finished
+    (tmp_path / "quick" / "quickstart.json").unlink()
+    again = quickstart.quickstart(tmp_path / "quick")  # the runs are finished, but not what they came to
+    assert again.accuracy == result.accuracy and again.seconds is None
 
 
 def test_a_stop_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

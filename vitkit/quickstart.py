@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
+from vitkit.files import write_file
 from vitkit.notes import Note
-from vitkit.results import Result
+from vitkit.results import Result, from_json
 from vitkit.training.log import Listener, Silent
 from vitkit.training.run import TrainResult, train
 
+RECORD = "quickstart.json"
 SEEDS = (0, 1, 2)
 # Training data by how much of it is labelled; few labels need more epochs for as many steps.
 LABELS = {
@@ -27,23 +33,36 @@ class QuickstartRow(Result):
     seeds: int
     pre_trained: float = field(metadata={"json": "pre-trained"})
     scratch: float
+    values: Mapping[str, tuple[float, ...]]
+    "Of each seed, by where training starts."
 
 
 @dataclass(frozen=True)
 class QuickstartResult(Result):
-    """What `vit quickstart --json` prints."""
+    """What `vit quickstart --json` prints and its folder keeps."""
 
     accuracy: tuple[QuickstartRow, ...]
     model: str
     next: tuple[str, ...]
     "Commands to try."
+    seconds: float | None
+    "Of all of it; None where an earlier call had begun it."
+    date: str
+    environment: Mapping[str, str | float]
 
 
 def quickstart(
     folder: str | Path = "runs/quickstart", *, force: bool = False, listener: Listener | None = None
 ) -> QuickstartResult:
-    """Return the accuracy on digits' test split of a pre-trained model and of the same from scratch."""
+    """Return the accuracy on digits' test split of a pre-trained model and of the same from scratch.
+
+    The same call again resumes; of one that is finished the result is in the folder.
+    """
     folder, listener = Path(folder), listener or Silent()
+    if (folder / RECORD).is_file() and not force:
+        listener.note(Note(f"{folder} is already finished; --force starts over", "progress"))
+        return from_json(QuickstartResult, json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    is_whole, began = force or not folder.exists(), time.perf_counter()
 
     def run(name: str, recipe: str, *changes: str) -> TrainResult:
         listener.note(Note(f"\n{name}: vit train {recipe} {' '.join(changes)}".rstrip(), "progress"))
@@ -54,7 +73,7 @@ def quickstart(
             raise KeyboardInterrupt
         return result
 
-    run("shapes", "shapes", "duration=2.5 epochs")
+    environment = run("shapes", "shapes", "duration=2.5 epochs").environment
     rows: list[QuickstartRow] = []
     for labels, (data, duration) in LABELS.items():
         found: dict[str, list[float]] = {"pre-trained": [], "scratch": []}
@@ -66,11 +85,21 @@ def quickstart(
                 name = f"digits-{start}-{labels.split()[0]}-{seed}"
                 accuracies.append(run(name, "digits", *changes).metrics["test/accuracy"] or 0.0)
         pre_trained, scratch = (statistics.mean(found[start]) for start in ("pre-trained", "scratch"))
-        rows.append(QuickstartRow(labels, len(found["scratch"]), pre_trained, scratch))
+        values = {start: tuple(accuracies) for start, accuracies in found.items()}
+        rows.append(QuickstartRow(labels, len(found["scratch"]), pre_trained, scratch, values))
     model = folder / f"digits-pre-trained-all-{SEEDS[0]}"
     commands = (
         f"vit report {model}",
         "vit data digits:test --out digits.png",
         "vit train cifar10_cct7 --explain",
     )
-    return QuickstartResult(tuple(rows), str(model / "model"), commands)
+    result = QuickstartResult(
+        tuple(rows),
+        str(model / "model"),
+        commands,
+        time.perf_counter() - began if is_whole else None,
+        datetime.now(UTC).date().isoformat(),
+        environment,
+    )
+    write_file(folder / RECORD, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+    return result

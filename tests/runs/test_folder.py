@@ -26,6 +26,7 @@ from vitkit.runs import (
     read_config,
     read_metrics,
     read_record,
+    records,
     run_name,
 )
 from vitkit.runs import (
@@ -497,7 +498,7 @@ def test_force_leaves_what_others_put_there(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("kind", ["train", "finetune", "vtab", "suite"])
 def test_force_wants_a_record_of_ours(tmp_path: Path, kind: str, content: str) -> None:
-    for name in ("config.yaml", runs.KINDS[kind].record, ".git/HEAD", "src/main.py", "model/config.json"):
+    for name in ("config.yaml", records.KINDS[kind].record, ".git/HEAD", "src/main.py", "model/config.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content if name.endswith(".json") else "a: 1")
     before = files(tmp_path)
@@ -603,11 +604,11 @@ OLD = {
 @pytest.mark.parametrize("kind", OLD)
 def test_records_of_earlier_versions(tmp_path: Path, kind: str) -> None:
     asked = ASKED if kind == "finetune" else OLD[kind]
-    (tmp_path / runs.KINDS[kind].record).write_text(json.dumps(OLD[kind]))
+    (tmp_path / records.KINDS[kind].record).write_text(json.dumps(OLD[kind]))
     (tmp_path / "results.json").touch()
     with RunFolder(tmp_path, asked, kind=kind) as folder:
         assert folder.record["status"] == "running"
     with pytest.raises(InputError, match="other settings: model is"):
         RunFolder(tmp_path, {**asked, "model": "S/16"}, kind=kind)
     force(tmp_path, kind, asked)
-    assert read_record(tmp_path, kind)["format"] == runs.FORMAT
+    assert read_record(tmp_path, kind)["format"] == records.FORMAT

@@ -18,6 +18,7 @@ def quickstart(
 ) -> None:
     """Pre-train a small ViT on shapes, without labels, and fine-tune it on digits, next to the same model trained from scratch."""
     from vitkit.quickstart import quickstart as run
+    from vitkit.training.estimate import time_in_words
 
     with follow() as listener:
         result = run(out, force=force, listener=listener)
@@ -30,6 +31,7 @@ def quickstart(
     ]
     columns = ["digits, test accuracy", "pre-trained on shapes", "from scratch", "seeds"]
     print_table(None, columns, rows, right=columns[1:])
-    note(f"model: {result.model}\nnext:")
+    took = "" if result.seconds is None else f"; {time_in_words(result.seconds)} in all"
+    note(f"model: {result.model}{took}\nnext:")
     for command in result.next:
         note(f"  {command}")

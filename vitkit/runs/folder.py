@@ -1,4 +1,4 @@
-"""Folders that a command fills: who works there, with which settings, what `--force` removes, and what they hold.
+"""Folders that a command fills: who works there, with which settings, and what `--force` removes.
 
 A command opens its folder, works, and closes it:
 
@@ -25,120 +25,26 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vitkit.config import read_yaml, write_yaml
+from vitkit.config import write_yaml
 from vitkit.errors import InputError
 from vitkit.files import is_alone, is_locked, sync, take_lock, write_file
-
-ROOT = "runs"
-CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
-FORMAT = "vitkit run 1"
-"Marks a record as ours, and says its version."
-FREE = {"data.bad_images": "error", "log_every": 50}
-"Settings that may change on resume, since nothing that was trained would differ; a run's name has these values."
-# What a list of runs shows, and its types.
-_SHOWN = {
-    "status": str,
-    "step": int,
-    "steps": int,
-    "best": dict | None,
-    "seconds": int | float,
-    "updated": str,
-    "message": str,
-}
-_BEST = {"metric": str, "value": int | float, "step": int}
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What one command writes into its folder; `--force` removes this and nothing else."""
-
-    words: str
-    record: str
-    "The file with the command's status and results, which marks the folder as its own."
-    writes: Mapping[str, str | None]
-    """Patterns of paths in the folder, beside its record. A value is the kind of a run inside, of which only what that
-    kind writes is removed. `{part}` stands for each of the names that the command passes as `parts`."""
-    marks: tuple[str, ...]
-    "Fields that a record had before records had a format."
-    has_config: bool = False
-    "Settings are in config.yaml, not in the record."
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    "Fields of a new record, beside those of every kind."
-    is_data: bool = False
-    "A data set, equal bytes for equal input: its record says no times, and its lock is removed when it is closed."
-
-    @property
-    def elsewhere(self) -> str:
-        return "choose another folder" if self.is_data else "choose another --run"
-
-
-_MADE_OF_A_MODEL = dict.fromkeys(("model", "evaluation", "inspection", "report"))
-KINDS = {
-    "train": Kind(
-        "a training run",
-        RECORD,
-        {
-            **dict.fromkeys((METRICS, "checkpoints", "model-last", "pictures", "tensorboard", "wandb")),
-            **_MADE_OF_A_MODEL,
-        },
-        ("name", "command", "started", "environment", "cost"),
-        has_config=True,
-        fields={
-            "step": 0,
-            "steps": 0,
-            "command": "",
-            "seconds": 0.0,
-            "environment": {},
-            "micro_batch": None,
-            "data": {},
-            "measured": {},
-            "best": None,
-            "models": {},
-            "cost": {},
-        },
-    ),
-    "finetune": Kind(
-        "a fine-tuning",
-        "finetune.json",
-        {
-            **dict.fromkeys(("seed-*/run", "sweep/*/run"), "train"),
-            **dict.fromkeys(("seed-*/head", "sweep/*/head")),
-            **_MADE_OF_A_MODEL,
-        },
-        ("request", "status"),
-    ),
-    "vtab": Kind(
-        "a VTAB run",
-        "vtab.json",
-        {
-            **dict.fromkeys(("{part}", "tuning/{part}/*"), "finetune"),
-            **dict.fromkeys(("{part}.json", "results.json", "vtab.png")),
-        },
-        ("model", "data", "protocol", "seeds", "sweep", "steps"),
-    ),
-    # A suite passes `force` to the command of each data set, which clears its own folder.
-    "suite": Kind(
-        "a suite",
-        "suite.json",
-        dict.fromkeys(("suite.md", "real-accuracy.json")),
-        ("status", "model", "seeds", "protocol", "results", "failures"),
-    ),
-    "pack": Kind(
-        "a packed data set",
-        "pack.json",
-        dict.fromkeys(("classes.txt", *(f"*-{'[0-9]' * 6}.{to}" for to in ("tar", "parquet")))),
-        ("source", "settings", "content", "shards"),
-        fields={"source": "", "content": {}, "complete": False, "shards": {}},
-        is_data=True,
-    ),
-}
+from vitkit.runs.records import (
+    CONFIG,
+    FORMAT,
+    FREE,
+    KINDS,
+    LOCK,
+    METRICS,
+    ROOT,
+    read_config,
+    read_record,
+)
 
 
 def run_name(recipe: str, config: Mapping[str, Any]) -> str:
@@ -491,77 +397,6 @@ def _remove(entry: Path, root: Path) -> None:
     with suppress(OSError):
         while (entry := entry.parent) != root:
             entry.rmdir()
-
-
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return the settings that a run was started with."""
-    path = Path(folder, CONFIG)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{folder} is no run folder: it has no {CONFIG}; `vit runs` lists runs") from None
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not YAML; restore it, or remove {folder}") from None
-    try:
-        return read_yaml(text, str(path))
-    except InputError as error:
-        raise InputError(f"{error}; restore it, or remove {folder}") from None
-
-
-def read_record(folder: str | Path, kind: str = "train") -> dict[str, Any]:
-    """Return the record of a run that its command wrote, in this version or an earlier one."""
-    path = Path(folder, KINDS[kind].record)
-    if not path.is_file():
-        raise InputError(f"{path} is missing")
-    record = read_object(path)
-    if "format" not in record:
-        record = _completed(record, kind, path)
-    elif record["format"] != FORMAT:
-        raise InputError(f"{path} has format {record['format']!r}; this version reads {FORMAT!r}")
-    elif record.get("kind") != kind:
-        raise InputError(f"{path} is damaged: 'kind' is {record.get('kind')!r}, not {kind!r}")
-    if kind != "train":
-        _check_types(record, {"status": str, "settings": dict | None}, path)
-        return record
-    _check_types(record, _SHOWN, path)
-    if record["best"] is not None:
-        _check_types(record["best"], _BEST, path)
-    try:
-        datetime.fromisoformat(record["updated"])
-    except ValueError:
-        raise InputError(f"{path} is damaged: 'updated' is {record['updated']!r}, which is no time") from None
-    return record
-
-
-def _completed(record: dict[str, Any], kind: str, path: Path) -> dict[str, Any]:
-    """Return a record from before records had a format, with the fields that it has today."""
-    if missing := [name for name in KINDS[kind].marks if name not in record]:
-        raise InputError(f"{path} is damaged, or not written by vitkit: it has no {missing[0]!r}")
-    settings = {"finetune": record.get("request"), "vtab": record}.get(kind)
-    return {"status": "running", "settings": settings, **record}
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a file of one JSON object, NaN as None; {} where there is no file."""
-    try:
-        found = json.loads(path.read_bytes(), parse_constant=lambda _: None)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} is damaged: expected one JSON object")
-    return found
-
-
-def _check_types(record: dict[str, Any], types: Mapping[str, Any], path: Path) -> None:
-    for name, kind in types.items():
-        if not isinstance(record.get(name), kind):
-            raise InputError(f"{path} is damaged: {name!r} is {record.get(name)!r}")
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from vitkit.errors import InputError, did_you_mean
 from vitkit.files import digest, is_locked, write_file
 from vitkit.results import Result, from_json
-from vitkit.runs.folder import (
+from vitkit.runs.records import (
     CONFIG,
     KINDS,
     LOCK,
