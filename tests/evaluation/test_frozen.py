@@ -80,7 +80,11 @@ def folders(tmp_path: Path) -> Path:
         ("digits:all", None, "digits:all holds 382 of the images that would be measured (digits:test)"),
         ("digits:train[:3]", None, "no image of 7 classes that digits:test measures, such as '3'"),
         ("{}/train:all", "{}/more:all", "has class 'd', which is none of the 3 expected"),
-        ("{}/several.csv:train", "{}/several.csv:test", "has several labels an image"),
+        (
+            "{}/several.csv:train",
+            "{}/several.csv:test",
+            "is multi-label; frozen features are measured with one label per image",
+        ),
         ("digits:train[:1]", "digits:train[10:11]", "images of one class alone"),
         ("digits", "digts", "unknown data source 'digts'; did you mean 'digits'"),
     ],

@@ -200,7 +200,7 @@ def test_several_labels(model: str, several: str, tmp_path: Path) -> None:
     assert [Path(file).name for file in found.files] == ["results.json"]
     (tmp_path / "m.json").write_text('{"ant": 1}')
     assert message(model, several, mapping=tmp_path / "m.json").endswith(
-        "has images with several labels; --mapping is for one label each"
+        "is multi-label; --mapping needs one label per image"
     )
 
 

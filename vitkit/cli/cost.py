@@ -1,4 +1,4 @@
-"""`vit cost`: what a model costs, and the published figures beside ours."""
+"""`vit cost`: what a model costs, and the published figures next to ours."""
 
 from __future__ import annotations
 

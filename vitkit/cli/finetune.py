@@ -139,7 +139,7 @@ def _finetune_suite(
 
 
 def print_suite(result: SuiteResult) -> None:
-    """Print the table of a suite beside the paper's."""
+    """Print the table of a suite next to the paper's."""
     from vitkit.transfer.suite import CAPTION, table_cells, table_remarks, table_title
 
     columns, rows = table_cells(result)

@@ -98,7 +98,7 @@ class Lines:
 
 
 class Bar(Lines):
-    """A bar with the newest numbers beside it; measurements stay above it."""
+    """A bar with the newest numbers next to it; measurements stay above it."""
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, Progress, ProgressColumn, Task

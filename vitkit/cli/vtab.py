@@ -1,4 +1,4 @@
-"""`vit vtab`: a model on VTAB-1k's tasks, or on practice tasks, beside the paper's results."""
+"""`vit vtab`: a model on VTAB-1k's tasks, or on practice tasks, next to the paper's results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def vtab(
 
 
 def print_results(document: VtabResult) -> None:
-    """Print tasks, groups and the overall mean in percent, beside the paper's rows."""
+    """Print tasks, groups and the overall mean in percent, next to the paper's rows."""
     published = document.published
     rows = []
     for row in document.tasks:

@@ -69,7 +69,7 @@ def frozen_features(
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            notes.append(Note(f"{path} can't be used ({error}): features were computed anew", "warning"))
+            notes.append(Note(f"{path} can't be used ({error}): features were computed again", "warning"))
     world = World(0, 1, predictor.device)
     images = SourcePass(
         source, predictor.preprocessing, world=world, batch_size=batch_size, pipeline=pipeline

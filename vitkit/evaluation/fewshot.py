@@ -161,7 +161,7 @@ def fewshot(
 ) -> FewShotResult:
     """Return the accuracy by number of images a class, over choices of them.
 
-    evaluate: DATA to measure on; left open, the source's test split, else val.
+    evaluate: DATA to measure on; by default the source's test split, else val.
     l2: strength of regularisation, or "sweep": the older 30, of which the best on the data measured on is reported.
     preprocessing: "model" prepares images as the model's folder states it; "protocol" as big_vision's few-shot code
     does: squashed to 8/7 of the model's input (256x256 for 224), the centre cut out, values from -1 to 1.
@@ -201,7 +201,7 @@ def fewshot(
     how = f"l2 {strengths[0]:g}"
     if l2 == "sweep":
         how = "the best l2 of 2^-10 to 2^19, chosen on the images measured on"
-        text = "l2 was chosen on the images measured on, as older code does: say so beside the numbers"
+        text = "l2 was chosen on the images measured on, as older code does: say so next to the numbers"
         notes.append(Note(text, "protocol"))
     prepared = "images prepared as the model states it"
     if preprocessing == "protocol":
@@ -264,9 +264,9 @@ def _measure(solver: FewShot, x: np.ndarray, y: np.ndarray, strengths: Sequence[
 
 
 def _choose(source: Source, shots: int, seed: int) -> np.ndarray:
-    """Return the images to learn from; classes that have none in the source are left out."""
+    """Return the images to learn from; classes that have none in the source are skipped."""
     if source.has_several_labels:
-        raise InputError(f"{source.name} has several labels an image; shots are chosen by one")
+        raise InputError(f"{source.name} is multi-label; shots are chosen by one label per image")
     present, places = np.unique(source.labels, return_inverse=True)
     return choose_shots(places, shots, seed, [source.class_names[number] for number in present])
 

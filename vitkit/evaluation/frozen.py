@@ -127,7 +127,7 @@ def open_pair(data: Data, evaluate: Data | None) -> Pair:
         )
     for name, source in zip(names, (train, test), strict=True):
         if source.has_several_labels:
-            raise InputError(f"{name} has several labels an image; frozen features are measured with one")
+            raise InputError(f"{name} is multi-label; frozen features are measured with one label per image")
     unlearned = np.setdiff1d(test.labels, train.labels)
     if len(unlearned):
         raise InputError(
@@ -154,7 +154,7 @@ class FrozenEvaluator:
         for images in (train, test):
             if images.source.has_several_labels:
                 raise InputError(
-                    f"{images.source.name} has several labels an image; {name} is measured with one"
+                    f"{images.source.name} is multi-label; {name} is measured with one label per image"
                 )
         self.name, self.classifier, self.choices = name, classifier, choices
         self.train, self.test, self.world = train, test, train.world

@@ -31,7 +31,7 @@ class HeldOut:
 
 
 class Classification(HeldOut):
-    """Loss and accuracy; for images with several labels, loss and mean average precision."""
+    """Loss and accuracy; for multi-label images, loss and mean average precision."""
 
     def __init__(self, images: SourcePass, *, sigmoid: bool = False) -> None:
         """sigmoid: whether the loss judges classes one by one, as in training."""

@@ -156,7 +156,7 @@ def knn(
 ) -> KNNResult:
     """Return the accuracy of nearest neighbours, for each k and temperature.
 
-    evaluate: DATA to measure on; left open, the source's test split, else val.
+    evaluate: DATA to measure on; by default the source's test split, else val.
     """
     ks = [k] if isinstance(k, int) else list(k)
     temperatures = [temperature] if isinstance(temperature, int | float) else list(temperature)

@@ -53,7 +53,7 @@ class ClassScore(Result):
 
 @dataclass(frozen=True)
 class ClassPrecision(Result):
-    """How well a class fares where an image may have several labels."""
+    """How well a class fares of multi-label images."""
 
     name: str = field(metadata={"json": "class"})
     images: int
@@ -81,7 +81,7 @@ class Measures(Result):
     mean_average_precision: float | None = None
     per_class: tuple[ClassScore, ...] | tuple[ClassPrecision, ...] | None = None
     confusion: dict[str, dict[str, int]] | None = None
-    "Class -> what it was taken for -> images, the most frequent first, without zeros."
+    "Class -> what it was predicted as -> images, the most frequent first, without zeros."
 
     def to_json(self) -> dict[str, Any]:
         """Return the document, whose keys are those of its kind of labels."""
@@ -92,7 +92,7 @@ class Measures(Result):
 
 
 class Measured:
-    """Logits of every image beside its labels.
+    """Logits of every image with its labels.
 
     logits: float32 (images, answers), finite.
     labels: int64 (images,), or bool (images, answers) where an image may have several.
@@ -140,7 +140,7 @@ class Measured:
 
     @cached_property
     def matrix(self) -> np.ndarray:
-        """Images of each class (rows) by the class they were taken for, int64 (classes, classes + 1): last, others."""
+        """Images of each class (rows) by the class they were predicted as, int64 (classes, classes + 1): last, others."""
         classes = len(self.class_names)
         return confusion_matrix(self.labels, self.predictions, classes, classes + 1)
 
@@ -173,7 +173,7 @@ class Measured:
         )
 
     def _confusion(self) -> dict[str, dict[str, int]]:
-        """Return class -> what it was taken for -> images, the most frequent first, without zeros."""
+        """Return class -> what it was predicted as -> images, the most frequent first, without zeros."""
         names = [*self.class_names, OTHERS]
         found: dict[str, dict[str, int]] = {}
         for number in np.flatnonzero(self.matrix.any(1)).tolist():
@@ -198,7 +198,7 @@ class Measured:
         return wrong[np.argsort(-self.answers.confidence[wrong], kind="stable")][:most]
 
     def draw(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write confusion.png and mistakes.png; images with several labels have neither."""
+        """Write confusion.png and mistakes.png; multi-label images have neither."""
         if self.has_several_labels:
             return []
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ class Measured:
         return [confusion, mistakes]
 
     def _pictured(self) -> tuple[np.ndarray, list[str]]:
-        """Return the matrix of the classes with images, all else that they were taken for in one last column."""
+        """Return the matrix of the classes with images, all else that they were predicted as in one last column."""
         kept = np.flatnonzero(self.matrix.any(1))
         rows = self.matrix[kept]
         inside = rows[:, kept]

@@ -44,7 +44,7 @@ class Probe(ClassifierMixin, BaseEstimator):
     l2: strength of the regularisation; None tries `grid` on a `dev` share of each class, drawn with `seed`, and then
     learns from all images with the most accurate, of equal ones the strongest.
     tolerance: the greatest entry of the gradient at the end; iterations: the most that are done for it.
-    block_size: images taken at once; kept_bytes: standardised features beyond it are made anew in each pass.
+    block_size: images taken at once; kept_bytes: standardised features beyond it are computed again in each pass.
     Learned: classes_, mean_, scale_, coef_ (classes, width), intercept_, l2_, grid_ (l2 -> accuracy on the dev
     split), n_iter_, converged_.
     """
@@ -242,8 +242,8 @@ def probe(
 ) -> ProbeResult:
     """Return the accuracy of logistic regression on frozen features.
 
-    l2: strength of regularisation; left open, it is chosen on a tenth of train.
-    evaluate: DATA to measure on; left open, the source's test split, else val.
+    l2: strength of regularisation, by default chosen on a tenth of train.
+    evaluate: DATA to measure on; by default the source's test split, else val.
     """
     Bounds(above=0).check("l2", l2)
     pair = open_pair(data, evaluate)

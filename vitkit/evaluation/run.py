@@ -96,9 +96,7 @@ def evaluate(
         if is_labelled:
             meaning = None if mapping is None else read_mapping(os.fspath(mapping), head)
             if meaning is not None and source.has_several_labels:
-                raise InputError(
-                    f"{source.name} has images with several labels; --mapping is for one label each"
-                )
+                raise InputError(f"{source.name} is multi-label; --mapping needs one label per image")
             matching = match(source, head, meaning, classes)
         notes = (*predictor.notes, *source.notes, *(matching.notes if matching else ()))
         if announce and world.is_first:
@@ -148,9 +146,7 @@ def _check_real(head: Head, source: Source, classes: Among) -> None:
     if head.imagenet is None or len(set(head.imagenet.tolist())) < NUM_CLASSES:
         raise InputError(f"ReaL's labels are ImageNet's {NUM_CLASSES:,} classes, and {head} are others")
     if source.has_several_labels:
-        raise InputError(
-            f"{source.name} has images with several labels of its own, which ReaL's would replace"
-        )
+        raise InputError(f"{source.name} is multi-label; ReaL's labels would replace its own")
 
 
 def _open(data: Data, may_be_flat: bool) -> tuple[Source, bool]:
