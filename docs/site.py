@@ -51,12 +51,12 @@ def explained(text: str, names: list[str]) -> tuple[str, dict[str, str]]:
 
 
 def row(field: griffe.Attribute, meaning: str) -> str:
-    """Return a field as a line of an `Attributes:` section: its name, type, meaning and default."""
+    """Return a field as a line of an `Attributes:` section: its name, type and meaning, and the default of a setting."""
     if field.docstring:
         meaning = " ".join(field.docstring.value.split())
-    if "dataclass" in field.parent.labels and str(field.value) != "None":
-        default = "" if field.value is None else str(field.value)
-        meaning += f" Default: `{default}`." if default and not default.startswith("field(") else ""
+    default = "" if field.value is None else str(field.value)
+    if field.parent.name.endswith("Config") and default and not default.startswith("field("):
+        meaning += f" Default: `{default}`."
     kind = f" ({field.annotation})" if field.annotation else ""
     return f"    {field.name}{kind}: {meaning or NOTHING}"
 
