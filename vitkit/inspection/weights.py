@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.inspection.asking import Inspected, Undefined, bare, transformer
-from vitkit.models.compact import CompactTransformer
-from vitkit.models.hybrid import Backbone, Hybrid
+from vitkit.models.configs import CompactConfig, HybridConfig, ResNetConfig
 from vitkit.models.layers import StandardizedConv2d
-from vitkit.models.model import Model
-from vitkit.models.resnet import ResNet
+from vitkit.models.model import Model, first_convolution
 from vitkit.models.vit import VisionTransformer
 
 NUM_FILTERS = 28
@@ -89,21 +87,16 @@ def fix_signs(directions: np.ndarray) -> np.ndarray:
 
 def _first_convolution(model: Model) -> tuple[nn.Conv2d, str, bool]:
     """Return the convolution that reads pixels, what it is called, and whether it embeds patches."""
-    match model:
-        case Hybrid():
-            backbone = model.patch_embed.get_submodule("backbone")
-            stem = backbone.stem if isinstance(backbone, Backbone) else backbone
-            found, owner, is_embedding = stem.get_submodule("conv"), "the ResNet's first convolution", False
-        case VisionTransformer():
-            found, owner, is_embedding = model.patch_embed.proj, "the patch embedding", True
-        case ResNet():
-            found, owner, is_embedding = model.stem.conv, "the first convolution", False
-        case CompactTransformer():
-            found = model.tokenizer.get_submodule("conv_layers.0.0")
-            is_embedding = model.config.tokenizer == "patches"
-            owner = "the patch embedding" if is_embedding else "the tokenizer's first convolution"
+    found = model.get_submodule(first_convolution(model))
+    match model.config:
+        case HybridConfig():
+            owner, is_embedding = "the ResNet's first convolution", False
+        case ResNetConfig():
+            owner, is_embedding = "the first convolution", False
+        case CompactConfig(tokenizer="convolutions"):
+            owner, is_embedding = "the tokenizer's first convolution", False
         case _:
-            raise TypeError(f"no filters of {type(model).__name__}")
+            owner, is_embedding = "the patch embedding", True
     assert isinstance(found, nn.Conv2d)
     return found, owner, is_embedding
 
@@ -121,9 +114,9 @@ def _position_table(model: Model) -> np.ndarray:
     """Return the tables that are added to tokens: float64 (tables, tokens, width)."""
     positions: str
     table: Tensor | None
-    if isinstance(model, CompactTransformer):
+    if isinstance(model.config, CompactConfig):
         positions = model.config.positions
-        table = None if positions == "none" else model.classifier.positional_emb
+        table = None if positions == "none" else model.get_parameter("classifier.positional_emb")
     else:
         assert isinstance(model, VisionTransformer)
         positions, table = model.config.positions, model.position_table()

@@ -16,12 +16,26 @@ from vitkit.models.record import Record
 
 # How the names of a classification layer's weights begin, in every family.
 HEAD = ("head.", "classifier.fc.")
+# The convolution that reads pixels, in every family; a hybrid has the backbone's before the projection of its patches.
+FIRST_CONVOLUTIONS = (
+    "patch_embed.backbone.stem.conv",
+    "patch_embed.backbone.conv",
+    "patch_embed.proj",
+    "stem.conv",
+    "tokenizer.conv_layers.0.0",
+)
 
 
 def check_rgb(config: ModelConfig, named: str) -> None:
     """Refuse a model that takes other than RGB images, which is what data has."""
     if config.channels != 3:
         raise InputError(f"{named} takes images of {config.channels} channels; data has RGB, 3")
+
+
+def first_convolution(model: Model) -> str:
+    """Return the name of the convolution that reads pixels."""
+    names = {name for name, _ in model.named_modules()}
+    return next(name for name in FIRST_CONVOLUTIONS if name in names)
 
 
 class Model(nn.Module):

@@ -28,7 +28,7 @@ from vitkit.models.configs import (
     as_size,
     write_size,
 )
-from vitkit.models.model import Model
+from vitkit.models.model import Model, first_convolution
 from vitkit.models.names import canonical_name, default_preprocessing, find_name, model_config, size_in_name
 from vitkit.notes import Note, visible
 from vitkit.weights.files import (
@@ -45,13 +45,6 @@ from vitkit.weights.folder import Stored, from_json, preprocessing_in_words, sid
 from vitkit.weights.public import PublicWeights, download, find_timm_weights, find_weights
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-FIRST_CONVOLUTIONS = (
-    "patch_embed.backbone.stem.conv.weight",
-    "patch_embed.backbone.conv.weight",
-    "patch_embed.proj.weight",
-    "stem.conv.weight",
-    "tokenizer.conv_layers.0.0.weight",
-)
 MOST_NAMES = 20
 # What a file's tensors don't bound: patches (a fixed position table is computed) and pixels (a ResNet takes any image).
 MAX_PATCHES = 2**16
@@ -323,7 +316,7 @@ def adapt_channels(loaded: LoadedModel, channels: int) -> None:
     old = loaded.model.config.channels
     config = override(loaded.model.config, {"channels": channels}, "model")
     state = loaded.model.state_dict()
-    name = next(name for name in FIRST_CONVOLUTIONS if name in state)
+    name = f"{first_convolution(loaded.model)}.weight"
     state[name] = _adapt_kernel(state[name], channels)
     loaded.model = fill(config, state, ())
 
