@@ -91,6 +91,14 @@ def with_parts(kind: typing.Any) -> set[type]:
     return kinds
 
 
+def test_the_reference_has_what_its_classes_extend() -> None:
+    documented = {found(path) for path in REFERENCE}
+    for kind in documented:
+        if isinstance(kind, type):
+            bases = {base for base in kind.__bases__ if base.__module__.startswith("vitkit.")}
+            assert bases <= documented, f"{kind.__name__} extends {bases - documented}: name it in docs/api/"
+
+
 def test_the_reference_has_what_public_functions_return() -> None:
     documented = {found(path) for path in REFERENCE}
     for name in vitkit.PUBLIC:
