@@ -94,5 +94,5 @@ def test_train_takes_objects(start: Path, tmp_path: Path) -> None:
 
 
 def test_other_than_rgb_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^Ti/16 takes images of 1 channels; data has RGB, 3$"):
+    with pytest.raises(InputError, match=r"^Ti/16 takes 1-channel images; data has 3 channels \(RGB\)$"):
         run_tiny(tmp_path / "run", "model.channels=1")

@@ -127,7 +127,7 @@ def test_what_a_run_says_before_it_starts(tmp_path: Path) -> None:
     }  # fmt: skip
     assert json.dumps(answer.to_json(), allow_nan=False)
     kinds = [kind_of(note) for note in listener.notes]
-    assert kinds == ["data", "protocol", "advice", "estimate", "advice"]
+    assert kinds == ["data", "protocol", "warning", "estimate", "advice"]
 
 
 def test_where_runs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,10 @@ def test_a_run_says_which_model_it_is_and_what_may_surprise(tmp_path: Path) -> N
     assert all(isinstance(note, Note) for note in listener.notes)
     assert len([note for note in listener.notes if kind_of(note) == "warning"]) == 4
     assert re.search(r"^Ti/16 \(.*patch 3.*\) on digits", said, re.MULTILINE)
-    assert "the average of weights reaches back about 1,000 steps, the run has 2: it will lag behind" in said
+    assert (
+        "the average of weights reaches back about 1,000 steps, the run has 2: the average will lag behind; set average=0"
+        in said
+    )
     assert "frozen.neighbours is read by knn, which frozen.evaluators doesn't ask for" in said
     assert re.search(r"patches of 3 cover 6x6 of the 8x8 pixels: the rest is not read", said)
     assert "randaugment(layers=1,magnitude=10.0) leaves nothing of 19% of these images" in said

@@ -383,7 +383,7 @@ def test_a_new_head_starts_without_the_bias_of_pre_training(tmp_path: Path) -> N
 def test_a_model_of_other_channels_is_refused_in_one_line(tmp_path: Path) -> None:
     model = vitkit.create_model("Ti/16", num_classes=3, channels=1, **TINY)
     vitkit.save(model, tmp_path / "grey", preprocessing=Preprocessing(mean=(0.5,), std=(0.5,), image_size=8))
-    message = f"^{tmp_path}/grey takes images of 1 channels; data has RGB, 3$"
+    message = rf"^{tmp_path}/grey takes 1-channel images; data has 3 channels \(RGB\)$"
     with pytest.raises(InputError, match=message):
         make_plan(str(tmp_path / "grey"), "digits", [], "cpu")
     with pytest.raises(InputError, match=message):

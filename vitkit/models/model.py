@@ -29,7 +29,7 @@ FIRST_CONVOLUTIONS = (
 def check_rgb(config: ModelConfig, named: str) -> None:
     """Refuse a model that takes other than RGB images, which is what data has."""
     if config.channels != 3:
-        raise InputError(f"{named} takes images of {config.channels} channels; data has RGB, 3")
+        raise InputError(f"{named} takes {config.channels}-channel images; data has 3 channels (RGB)")
 
 
 def first_convolution(model: Model) -> str:

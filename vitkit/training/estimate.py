@@ -80,11 +80,15 @@ def _model_in_words(config: TrainConfig, parts: RunParts) -> str:
 
 def _surprises(config: TrainConfig, parts: RunParts) -> Iterator[str]:
     """Say what a user may not have meant."""
-    span = round(1 / (1 - config.average)) if config.average else 0
-    if span > parts.periods.total / 3:
+    span, total = round(1 / (1 - config.average)) if config.average else 0, parts.periods.total
+    if span > total / 3:
+        # A tenth of the run is short enough to leave the first, poor weights behind.
+        advice = (
+            f"average={1 - 10 / total:.3g} reaches back a tenth of it" if total >= 20 else "set average=0"
+        )
         yield (
-            f"the average of weights reaches back about {span:,} steps, the run has {parts.periods.total:,}: "
-            "it will lag behind; a smaller one, such as average=0.99, follows sooner"
+            f"the average of weights reaches back about {span:,} steps, the run has {total:,}: "
+            f"the average will lag behind; {advice}"
         )
     readers = {"shots": {"fewshot"}, "neighbours": {"knn"}, "data": {"fewshot", "probe", "knn"}}
     for name, evaluators in readers.items():
