@@ -37,7 +37,7 @@ def test_real_requirements_are_read() -> None:
         *("torch", "torchvision", "numpy", "pillow", "safetensors", "huggingface_hub", "pyyaml"),
         *("typer", "rich", "matplotlib", "scikit-learn", "pyarrow"),
     }
-    assert list(extras) == ["export", "serve", "hub", "shards", "track", "cluster", "dev"]
+    assert list(extras) == ["export", "serve", "hub", "shards", "track", "cluster", "docs", "dev"]
     assert extras["serve"] == ["fastapi", "uvicorn", "python-multipart"]
 
 
