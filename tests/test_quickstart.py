@@ -35,7 +35,15 @@ def test_it_compares_and_leaves_a_model(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.seconds and result.environment["torch"] == torch.__version__
     assert json.loads((tmp_path / "quick" / "quickstart.json").read_text()) == document
     assert quickstart.quickstart(tmp_path / "quick") == result  # already finished
-    (tmp_path / "quick" / "quickstart.json").unlink()
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quickstart, "train", stop)
+        with pytest.raises(KeyboardInterrupt):
+            quickstart.quickstart(tmp_path / "quick", force=True)
+    assert not (tmp_path / "quick" / "quickstart.json").exists()  # an interrupted new start is not finished
     again = quickstart.quickstart(tmp_path / "quick")  # the runs are finished, but not what they came to
     assert again.accuracy == result.accuracy and again.seconds is None
 

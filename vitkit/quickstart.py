@@ -62,6 +62,7 @@ def quickstart(
     if (folder / RECORD).is_file() and not force:
         listener.note(Note(f"{folder} is already finished; --force starts over", "progress"))
         return from_json(QuickstartResult, json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    (folder / RECORD).unlink(missing_ok=True)  # so that an interrupted new start doesn't pass as finished
     is_whole, began = force or not folder.exists(), time.perf_counter()
 
     def run(name: str, recipe: str, *changes: str) -> TrainResult:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitkit.cli.options import Json, Overwrite
+from vitkit.cli.options import Json
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.cli.progress import progress_bar
 
@@ -21,7 +21,7 @@ def pack(
     bad_images: Annotated[
         Literal["error", "skip"], typer.Option(help="Stop at an unreadable image, or skip it.")
     ] = "error",
-    force: Overwrite = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over, deleting the existing shards.")] = False,
     json: Json = False,
 ) -> None:
     """Write data into tar or parquet shards of smaller images: vit pack ./photos ./packed

@@ -1,0 +1,1 @@
+"""Data: DATA strings become sources, sources become augmented batches."""

@@ -1,4 +1,4 @@
-"""The user's cache folder, and what is kept there of data: hashes of image contents, so that none is read twice."""
+"""The user's cache folder, and the hashes of image contents kept there so that no image is hashed twice."""
 
 from __future__ import annotations
 

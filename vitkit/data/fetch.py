@@ -1,4 +1,4 @@
-"""How images are got by index: read, decoded and cropped by a worker, or kept decoded in memory, whole sets on the device."""
+"""How the loader gets images by index: read, decoded and cropped by workers, or kept decoded in memory or on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pack data into tar or parquet shards of smaller images: each shard whole or not at all, and the same command goes on."""
+"""Pack data into tar or parquet shards of smaller images; each shard is written whole, and the same command resumes."""
 
 from __future__ import annotations
 

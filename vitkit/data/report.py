@@ -1,4 +1,4 @@
-"""What is in a data set: splits, classes, balance, sizes, what can't be read, copies, images of another set; a contact sheet."""
+"""What is in a data set: splits, classes, balance, sizes, unreadable images, duplicates, overlap with another set."""
 
 from __future__ import annotations
 

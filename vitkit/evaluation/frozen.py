@@ -1,4 +1,4 @@
-"""What few-shot, probe and nearest neighbours share: data and features to learn from and to measure on, results, checks."""
+"""What few-shot, probe and nearest neighbours share: training and test features, evaluators, results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measures of images that it doesn't learn from: loss and accuracy, or what its objective measures itself."""
+"""What a training run measures on its evaluation data: loss and accuracy, or the objective's own metrics."""
 
 from __future__ import annotations
 

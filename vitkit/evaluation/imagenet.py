@@ -1,4 +1,4 @@
-"""ImageNet-1k's classes in their order, by WordNet id: what its folders, and those of sets made after it, are named by."""
+"""ImageNet-1k's classes in order, by WordNet id, which names the class folders of ImageNet and of sets derived from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours: an image gets the class of the images whose features point its way, the nearer the more votes."""
+"""Nearest neighbours: each image gets the class that most of its nearest neighbours have, weighted by cosine similarity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model answered to every image of a source, and the numbers and pictures that follow from it."""
+"""A model's predictions for every image of a source, and the metrics and pictures computed from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model over every image of a source, each once, in order, on any number of processes."""
+"""One pass of a model over a source: every image once, in order, on any number of processes."""
 
 from __future__ import annotations
 

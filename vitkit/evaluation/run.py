@@ -1,4 +1,4 @@
-"""`vit eval`: everything that is measured of a classifier on labelled images."""
+"""`vitkit.evaluate`: all metrics of a classifier on labelled images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every inspection shares: which models it is defined for, and passes over images, a few at a time."""
+"""What all inspections share: which models they are defined for, and passes over images in small batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What inspection finds of a model in images: pictures and numbers, and a sentence for what is not defined for it."""
+"""What inspection finds in a model: pictures and numbers, or the reason why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact GELU in few instructions, for compilers to fuse: their erf costs more time than reading the values does."""
+"""The exact GELU in few instructions that compilers fuse: with a compiler's own erf, computing takes longer than reading."""
 
 from __future__ import annotations
 

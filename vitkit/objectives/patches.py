@@ -1,4 +1,4 @@
-"""What objectives that hide patches share: the models that have them, how many are hidden, pixels of what is painted."""
+"""What objectives that hide patches share: which models have patches, how many are hidden, pictures of predictions."""
 
 from __future__ import annotations
 

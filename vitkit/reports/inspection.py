@@ -1,4 +1,4 @@
-"""`vit inspect`: what a model has learned, as one page that needs no other file, with its pictures beside it."""
+"""`vitkit.inspect_model`: what a model has learned, as one self-contained page with its pictures next to it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Run folders: `records` is what each kind holds, `folder` how a command fills one, resumes and starts over, `reading` what they say."""
+"""Run folders: `records` lists the files of each kind, `folder` fills, resumes and starts over, `reading` reads results."""
 
-from vitkit.runs.folder import RunFolder, named_path, run_name
+from vitkit.runs.folder import FREE, RunFolder, named_path, run_name
 from vitkit.runs.reading import Evaluated, cut_metrics, list_runs, read_metrics, speed
-from vitkit.runs.records import CONFIG, FREE, RECORD, ROOT, read_config, read_record
+from vitkit.runs.records import CONFIG, RECORD, ROOT, read_config, read_record
 
 __all__ = [
     "CONFIG",

@@ -13,6 +13,9 @@ A command opens its folder, works, and closes it:
 Opening takes the lock, checks whose folder it is and which settings it has, and writes the record. After an error
 inside the block the status is 'failed', after Ctrl-C 'stopped'; a new folder in which nothing was made is removed, so
 that a mistyped setting leaves nothing behind. Needs no torch.
+
+What may change on resume: the settings in `FREE`; with a warning, the numbers of processes and threads and the files of
+the data (`training.run` compares them); and the device. Other settings and other numbers of images or classes are errors.
 """
 
 from __future__ import annotations
@@ -37,7 +40,6 @@ from vitkit.files import is_alone, is_locked, sync, take_lock, write_file
 from vitkit.runs.records import (
     CONFIG,
     FORMAT,
-    FREE,
     KINDS,
     LOCK,
     METRICS,
@@ -45,6 +47,9 @@ from vitkit.runs.records import (
     read_config,
     read_record,
 )
+
+FREE = {"data.bad_images": "error", "log_every": 50}
+"Settings that may change on resume, since nothing that was trained would differ; a run's name has these values."
 
 
 def run_name(recipe: str, config: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What run folders hold, as plain data: state, config, training and evaluation lines, measured results.
+"""Reading run folders: status, metrics, best evaluation and results, as plain data.
 
 metrics.jsonl is read nowhere else.
 """

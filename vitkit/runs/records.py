@@ -1,4 +1,4 @@
-"""What run folders hold: a record for each kind of command, the files that it writes, and the settings it was given.
+"""The kinds of run folders: which files each command writes, and how its record and settings are read.
 
 Needs no torch.
 """
@@ -19,8 +19,6 @@ ROOT = "runs"
 CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
 FORMAT = "vitkit run 1"
 "Marks a record as ours, and says its version."
-FREE = {"data.bad_images": "error", "log_every": 50}
-"Settings that may change on resume, since nothing that was trained would differ; a run's name has these values."
 # What a list of runs shows, and its types.
 _SHOWN = {
     "status": str,

@@ -1,4 +1,4 @@
-"""Adafactor in the form of Scaling ViT, and what it shares with the other optimisers written here."""
+"""Adafactor as Scaling ViT uses it, and the base class of our own optimisers."""
 
 from __future__ import annotations
 

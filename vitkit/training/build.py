@@ -105,9 +105,8 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
     """
     is_labelled = config.objective.name == "supervised"
     if inputs.start is None:
-        check_family(
-            config
-        )  # before data is asked for and another family reads the settings of a recipe's model
+        # Before data is opened, and before another family reads the settings of a recipe's model.
+        check_family(config)
     source = inputs.train
     if source is None:
         source = open_data(config.data.train, default="train", labelled=is_labelled)

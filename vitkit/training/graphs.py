@@ -1,4 +1,4 @@
-"""A step's two passes, and how they become one CUDA graph: recorded once, then replayed without waiting for Python."""
+"""A step's forward and backward pass, recorded once as a CUDA graph and replayed without waiting for Python."""
 
 from __future__ import annotations
 

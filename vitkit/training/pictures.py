@@ -1,4 +1,4 @@
-"""Pictures of what a model without labels has learned: a few fixed images, what is left of them, what it makes of that."""
+"""Pictures of self-supervised training: a few fixed images, as the model sees them and as it fills them in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: one YAML file per published run, its command, cost and result at the head; the configs they become, and these in words."""
+"""Recipes: one YAML file per published run, with its command, cost and result at the head; and how one is explained."""
 
 from __future__ import annotations
 

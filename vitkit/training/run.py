@@ -1,4 +1,4 @@
-"""`train`: a recipe, or a run to go on with, becomes a trained model in its run folder."""
+"""`vitkit.train`: a recipe, or a run to resume, becomes a trained model in its run folder."""
 
 from __future__ import annotations
 

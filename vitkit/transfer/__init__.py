@@ -1,0 +1,1 @@
+"""Transfer: fine-tuning, the paper's suite and VTAB-1k."""

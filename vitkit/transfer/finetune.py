@@ -1,4 +1,4 @@
-"""`finetune`: a trained model and a data set become a model for that data, by the paper's protocol or a quick one."""
+"""`vitkit.finetune`: a trained model and a data set become a model for that data, by the paper's protocol or a quick one."""
 
 from __future__ import annotations
 

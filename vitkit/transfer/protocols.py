@@ -1,4 +1,4 @@
-"""What fine-tuning decides: its own settings, and the papers' protocols as settings of a training run."""
+"""Fine-tuning's own settings, and the papers' protocols as settings of a training run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's suite: every data set of its tables that is here, fine-tuned by its protocol, in a table next to the paper's results."""
+"""The paper's suite: fine-tune on each of its data sets that is available, in a table next to the paper's results."""
 
 from __future__ import annotations
 

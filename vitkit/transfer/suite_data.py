@@ -1,4 +1,4 @@
-"""The data sets of the paper's suite: which are in a folder, which not, and why."""
+"""The data sets of the paper's suite: which are available in a folder, and why others are not."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Weights: model folders, public weights, and files in other libraries' formats."""

@@ -1,4 +1,4 @@
-"""Tensor files from strangers: safetensors, .npz and .pth, their headers read first, no code in them ever run; and what is read."""
+"""Tensor files from strangers: safetensors, .npz and .pth; headers are checked first, and no code in them is run."""
 
 from __future__ import annotations
 

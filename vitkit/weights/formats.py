@@ -1,4 +1,4 @@
-"""The weight formats, one literal table: a new one needs a file with the functions of `Layout`, and a row here."""
+"""The weight formats in literal tables: a new one needs a file with the functions of `Layout`, and its name in each."""
 
 from __future__ import annotations
 

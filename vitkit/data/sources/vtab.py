@@ -1,4 +1,4 @@
-"""VTAB-1k: its 19 tasks as facts, and their images, from the lists that people share or cut from raw data by its rules."""
+"""VTAB-1k: a table of its 19 tasks, and their images, from shared lists or cut from raw data by VTAB's rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ CALTECH_SHOTS = 30
 Group = Literal["Natural", "Specialized", "Structured"]
 Stored = Literal["train", "validation", "test"]
 
-"How DATA names a task: vtab/TASK."
 # Name of each split -> its images; test is the task's own.
 TRAINING = {"train800": 800, "val200": 200, "train800val200": 1000}
 SPLITS = (*TRAINING, "test")

@@ -1,4 +1,4 @@
-"""`vtab`: a model on every task of VTAB-1k that is there, or on practice tasks, beside the paper's results."""
+"""`vitkit.vtab`: a model on every VTAB-1k task found, or on practice tasks, next to the paper's results."""
 
 from __future__ import annotations
 
