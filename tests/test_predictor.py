@@ -61,7 +61,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         model=tiny(),
         preprocessing=PREPROCESSING,
         class_names=None,
-        several_labels=False,
+        multi_label=False,
         name="small",
         notes=("a note",),
         asked={},
@@ -91,10 +91,10 @@ def test_predictions_are_the_models_probabilities(small: Predictor, files: list[
 def test_classes_that_hold_together_have_probabilities_of_their_own(
     files: list[Path], tmp_path: Path, target: str
 ) -> None:
-    """What a file says of several labels is kept by every format that can say it, and a new head forgets it."""
+    """Whether a model is multi-label is kept by every format that can say it, and a new head forgets it."""
     path, to = tmp_path / target, "hf" if target == "hf" else "vitkit"
     model = tiny(gelu="erf")
-    vitkit.save(model, path, to, class_names=NAMES, several_labels=True, preprocessing=PREPROCESSING)
+    vitkit.save(model, path, to, class_names=NAMES, multi_label=True, preprocessing=PREPROCESSING)
     again = tmp_path / "again"
     vitkit.save(load(path, device="cpu"), again)
     for found in (load(path, device="cpu"), load(again, device="cpu")):
@@ -104,22 +104,30 @@ def test_classes_that_hold_together_have_probabilities_of_their_own(
         assert [guess.probability for guess in guesses] == pytest.approx(
             expected.sort(descending=True).values.tolist(), rel=1e-4
         )
-    assert not load(path, device="cpu", num_classes=3).several_labels
+    assert not load(path, device="cpu", num_classes=3).multi_label
     changed = load(path, device="cpu")
     changed.model.reset_head(5)
-    assert not changed.several_labels
-    vitkit.save(load(again, device="cpu"), again, several_labels=False, force=True)
-    assert not load(again, device="cpu").several_labels
+    assert not changed.multi_label
+    vitkit.save(load(again, device="cpu"), again, multi_label=False, force=True)
+    assert not load(again, device="cpu").multi_label
 
 
-def test_transformers_knows_several_labels(tmp_path: Path) -> None:
+def test_a_folder_with_the_old_key_is_still_multi_label(tmp_path: Path) -> None:
+    model = tiny()
+    vitkit.save(model, tmp_path / "m", class_names=NAMES, multi_label=True, preprocessing=PREPROCESSING)
+    config = tmp_path / "m" / "config.json"
+    config.write_text(config.read_text().replace('"multi_label"', '"several_labels"'))
+    assert load(tmp_path / "m", device="cpu").multi_label
+
+
+def test_transformers_knows_multi_label(tmp_path: Path) -> None:
     from transformers import AutoConfig
 
     model = vitkit.create_model("Ti/16", num_classes=3, gelu="erf")
     for several in (True, False):
         for to in ("hf", "vitkit"):
             path = tmp_path / f"{to} {several}"
-            vitkit.save(model, path, to, several_labels=several)
+            vitkit.save(model, path, to, multi_label=several)
             kind = AutoConfig.from_pretrained(path).problem_type
             assert kind == ("multi_label_classification" if several else None)
 
@@ -140,7 +148,7 @@ def test_a_run_says_whether_classes_hold_together(
     data = [f"data.train={tmp_path / 'labels.csv'}:all", "data.evaluate=null", "data.pipeline=resize(8)"]
     tiny_runs.run_tiny(tmp_path / "run", *data, "batch_size=4", "duration=2", "data.workers=0", *changes)
     found = load(tmp_path / "run", device="cpu")
-    assert (found.class_names, found.several_labels) == (("a", "b"), several)
+    assert (found.class_names, found.multi_label) == (("a", "b"), several)
 
 
 def test_every_form_of_an_image_gives_the_same(small: Predictor, files: list[Path]) -> None:

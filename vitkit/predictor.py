@@ -55,7 +55,7 @@ class Predictor:
         name: str = "model",
         notes: Sequence[str] = (),
         device: torch.device | str = "cpu",
-        several_labels: bool = False,
+        multi_label: bool = False,
         spec: str | None = None,
     ) -> None:
         """spec: the MODEL string that it was loaded by, which results name it by."""
@@ -65,7 +65,7 @@ class Predictor:
         self._class_names = tuple(class_names)
         self.name, self.spec = name, name if spec is None else spec
         self.notes = tuple(notes)
-        self._several_labels = several_labels
+        self._multi_label = multi_label
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -79,9 +79,9 @@ class Predictor:
         return self._class_names if len(self._class_names) == num_classes else default_names(num_classes)
 
     @property
-    def several_labels(self) -> bool:
-        """Whether several classes of an image may be right, each with a probability of its own; not of a new head."""
-        return self._several_labels and len(self._class_names) == self.model.config.num_classes
+    def multi_label(self) -> bool:
+        """Whether an image may have several classes, each with a probability of its own; False with a new head."""
+        return self._multi_label and len(self._class_names) == self.model.config.num_classes
 
     def set_image_size(self, image_size: Size) -> None:
         """Take images of another size from now on: a number, or (height, width)."""
@@ -136,7 +136,7 @@ class Predictor:
             raise InputError(f"{self.name} has no pool and gives logits for each token, not for the image")
         if not logits.isfinite().all():
             raise InputError(f"{self.name} gives logits that are not finite: its weights are broken")
-        probabilities = logits.sigmoid() if self.several_labels else logits.softmax(-1)
+        probabilities = logits.sigmoid() if self.multi_label else logits.softmax(-1)
         probabilities, indices = probabilities.topk(min(top, len(self.class_names)))
         return [
             Prediction(self.class_names[index], index, probability)
@@ -217,7 +217,7 @@ def load(
         loaded.name,
         loaded.notes,
         chosen,
-        loaded.several_labels,
+        loaded.multi_label,
         os.fspath(spec),
     )
 

@@ -89,13 +89,13 @@ def test_a_title_is_not_read_as_an_emoji(vit: Vit, photos: Path) -> None:
     assert vit("data", "./flat:train").out.splitlines()[0] == "./flat:train"
 
 
-def test_several_labels_are_told(vit: Vit, photos: Path) -> None:
+def test_multi_label_data_is_reported(vit: Vit, photos: Path) -> None:
     Path("t.csv").write_text(
         "path,label\nphotos/train/cat/1.png,a;b\nphotos/train/cat/2.png,\nphotos/train/cat/3.png,b\n"
     )
     line = "all: multi-label, 1.00 labels per image on average; images without any: 1"
     assert line in vit("data", "./t.csv:all").out.splitlines()
-    assert "several labels" not in vit("data", "./photos").out
+    assert "multi-label" not in vit("data", "./photos").out
 
 
 def test_a_split_that_cannot_be_opened_is_told(vit: Vit, photos: Path) -> None:

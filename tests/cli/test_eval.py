@@ -80,7 +80,7 @@ def test_many_classes_are_cut(vit: Callable[..., Any], model: str, tmp_path: Pat
     assert "The worst classes first; 2 more are in --json.\n" in answer.out
 
 
-def test_several_labels(vit: Callable[..., Any], model: str, tmp_path: Path) -> None:
+def test_multi_label(vit: Callable[..., Any], model: str, tmp_path: Path) -> None:
     rows = ["path,label"]
     for number in range(12):
         Image.new("RGB", (8, 8), (20 * number, 0, 0)).save(tmp_path / f"{number}.png")

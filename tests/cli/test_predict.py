@@ -32,7 +32,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         model=model,
         preprocessing=Preprocessing(32, 0.9, "bicubic"),
         class_names=tuple(NAMES),
-        several_labels=False,
+        multi_label=False,
         name="tiny model",
         notes=("a note on the weights",),
         asked={},

@@ -185,7 +185,7 @@ def test_an_epoch_holds_every_image_once_with_its_label() -> None:
     assert [keys[image.tobytes()] for image in seen] == labels.tolist()
 
 
-def test_several_labels_come_as_numbers_for_each_class() -> None:
+def test_multi_label_come_as_numbers_for_each_class() -> None:
     source = Pixels(20)
     source.labels = np.random.default_rng(0).random((20, 10)) < 0.3
     batch = loader(source, "flip", batch_size=10)[0]

@@ -345,12 +345,12 @@ def test_splits_of_other_names_are_packed_alone(tmp_path: Path) -> None:
     )
 
 
-def test_several_labels_are_refused(tmp_path: Path) -> None:
+def test_multi_label_are_refused(tmp_path: Path) -> None:
     draw(1).save(tmp_path / "1.png")
     (tmp_path / "t.csv").write_text("path,label,split\n1.png,a;b,train\n")
     answer = error(f"{tmp_path}/t.csv", tmp_path / "packed")
     assert (
-        answer == f"{tmp_path}/t.csv has several labels an image, and a shard holds one: it can't be packed"
+        answer == f"{tmp_path}/t.csv is multi-label, and shards hold one label per image: it can't be packed"
     )
     assert not (tmp_path / "packed").exists()
 

@@ -217,7 +217,7 @@ def test_pixels_that_are_no_files_have_no_format() -> None:
     assert report.compared == ["train", "val"]
 
 
-def test_images_with_several_labels_count_for_each(tmp_path: Path) -> None:
+def test_images_with_multi_label_count_for_each(tmp_path: Path) -> None:
     for number in range(3):
         save(draw(number), tmp_path / f"{number}.png")
     (tmp_path / "t.csv").write_text(
@@ -226,7 +226,7 @@ def test_images_with_several_labels_count_for_each(tmp_path: Path) -> None:
     report = describe_data(f"{tmp_path}/t.csv", out=tmp_path / "sheet.png")
     train = report.splits[0]
     assert (train.images, train.labels, train.classes) == (3, 3, {"a": 1, "b": 2})
-    assert (train.several_labels, train.unlabelled) == (True, 1)
+    assert (train.multi_label, train.unlabelled) == (True, 1)
     assert [member.classes for member in report.duplicates.groups[0]] == [["a", "b"], ["b"]]
     assert report.duplicates.with_different_classes == 1
 

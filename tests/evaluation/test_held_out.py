@@ -118,7 +118,7 @@ def several(tmp_path: Path) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:left out")
-def test_images_with_several_labels_that_cannot_be_read_are_skipped(several: str, tmp_path: Path) -> None:
+def test_images_with_multi_label_that_cannot_be_read_are_skipped(several: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = create_model("Ti/16", num_classes=3, **SETTINGS)
     torch.nn.init.normal_(made.head.weight)
@@ -131,7 +131,7 @@ def test_images_with_several_labels_that_cannot_be_read_are_skipped(several: str
     assert [*skipping.bad] == [str(tmp_path / "33.png")]
 
 
-def test_several_labels_train_with_sigmoid_by_themselves(several: str, tmp_path: Path) -> None:
+def test_multi_label_train_with_sigmoid_by_themselves(several: str, tmp_path: Path) -> None:
     import vitkit
 
     run = tmp_path / "run"

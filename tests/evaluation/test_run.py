@@ -188,7 +188,7 @@ def several(tmp_path: Path) -> str:
     return f"{path}:all"
 
 
-def test_several_labels(model: str, several: str, tmp_path: Path) -> None:
+def test_multi_label(model: str, several: str, tmp_path: Path) -> None:
     found = evaluate(model, several, device="cpu", out=tmp_path / "out")
     source = vitkit.open_data(several, classes=NAMES)
     predictor = vitkit.load(model, device="cpu")
@@ -334,7 +334,7 @@ def test_a_model_and_a_source_measured_directly(model: str, photos: str) -> None
 
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(model: str, photos: str, several: str, tmp_path: Path) -> None:
-    """33 images in shares of 16 and 17, one image, of which a process has none, and images with several labels."""
+    """33 images in shares of 16 and 17, one image, of which a process has none, and multi-label images."""
     cases = [f"{photos}:all", f"{photos}:all[:1]", several]
     with two_ranks(__file__, str(tmp_path), model, *cases):
         pass

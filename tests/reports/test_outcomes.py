@@ -218,7 +218,7 @@ def test_a_seed_without_metrics_hides_no_other(tmp_path: Path) -> None:
     assert [run.name for run in report([path]).runs] == ["pets seed-0"]
 
 
-def test_classes_with_several_labels_are_judged_by_their_average_precision(tmp_path: Path) -> None:
+def test_classes_with_multi_label_are_judged_by_their_average_precision(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", FEW)
     (run / "evaluation").mkdir()
     per_class = [{"class": "cat", "images": 3, "average_precision": 0.25}]

@@ -437,7 +437,7 @@ def test_a_quick_run_of_an_untrained_model_is_the_same_each_time() -> None:
 
 
 @pytest.mark.slow
-def test_several_labels_are_learned_without_a_head_first(
+def test_multi_label_are_learned_without_a_head_first(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = []

@@ -526,7 +526,7 @@ ENTRIES: list[tuple[str, Any, str]] = [
     ("vitkit.format_version", None, "it has format version None, this vitkit reads 1"),
     ("vitkit.family", "lstm", "unknown family 'lstm'; expected one of vit, hybrid, resnet, compact"),
     ("vitkit.family", ["vit"], "unknown family"),
-    ("vitkit.several_labels", "no", "'several_labels' is neither true nor false"),
+    ("vitkit.multi_label", "no", "'multi_label' is neither true nor false"),
     ("vitkit.model", None, "'model' is missing or not an object"),
     ("vitkit.model.droput", 0.1, "{path}: unknown setting 'droput' in model; did you mean 'dropout'"),
     ("vitkit.model.width", "32", "{path}: width in model is '32'; expected a whole number"),

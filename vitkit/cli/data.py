@@ -95,7 +95,7 @@ def print_report(report: DataReport) -> None:
         right=["read", "unreadable", "min", "median", "max"],
     )
     for part in splits:
-        if part.several_labels:
+        if part.multi_label:
             print_line(
                 f"{part.split}: multi-label, {part.labels / part.images:.2f} labels per image on average; "
                 f"images without any: {part.unlabelled:,}"

@@ -39,7 +39,7 @@ TOGETHER, TOGETHER_PIXELS = 4096, 4096 * 32 * 32
 class Loader:
     """Training batches {"image": uint8, "label"} on the device, addressable by step.
 
-    Labels are int64 (images,), or float (images, classes) where images are mixed or have several labels.
+    Labels are int64 (images,), or float (images, classes) where images are mixed or data is multi-label.
     `batch_size` is global: each of `ranks` processes gets its share of every batch. Images are mixed inside
     groups of `group` neighbours, so that any share that holds whole groups gives the same pixels; from step
     `mix_until` on they are not.
@@ -172,7 +172,7 @@ class Loader:
             images = function(images, draw.child(f"{place}/{item.name}"), **dict(item.arguments))
         [places] = send(self.device, fetched.indices)
         labels = self.labels[places]
-        if self.source.has_several_labels:
+        if self.source.is_multi_label:
             labels = labels.float()
         elif self.pipeline.mix:
             labels = torch.nn.functional.one_hot(labels, self.source.num_classes).float()

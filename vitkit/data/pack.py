@@ -301,9 +301,9 @@ def _open(spec: DataSpec) -> tuple[list[Source], list[str]]:
     elif others:
         notes.append("the shards' names say neither train, val nor test: open them as 'FOLDER:all'")
     sources = [match_classes(source, sources[0].class_names) for source in sources]
-    if sources[0].has_several_labels:
+    if sources[0].is_multi_label:
         raise InputError(
-            f"{spec.source} has several labels an image, and a shard holds one: it can't be packed"
+            f"{spec.source} is multi-label, and shards hold one label per image: it can't be packed"
         )
     return sources, notes
 

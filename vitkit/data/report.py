@@ -69,7 +69,7 @@ class SplitReport(Result):
     split: str
     images: int
     labels: int
-    several_labels: bool
+    multi_label: bool
     unlabelled: int
     classes: dict[str, int]
     smallest: ClassSize
@@ -270,8 +270,8 @@ def _describe(part: Reading) -> SplitReport:
         split=source.split,
         images=len(source),
         labels=int(counts.sum()),
-        several_labels=source.has_several_labels,
-        unlabelled=int(np.count_nonzero(~source.labels.any(1))) if source.has_several_labels else 0,
+        multi_label=source.is_multi_label,
+        unlabelled=int(np.count_nonzero(~source.labels.any(1))) if source.is_multi_label else 0,
         classes=classes,
         smallest=ClassSize(smallest, classes[smallest]),
         largest=ClassSize(largest, classes[largest]),
@@ -367,7 +367,7 @@ def _name(part: Reading, index: int) -> NamedImage:
 
 
 def _classes(source: Source, index: int) -> list[str]:
-    labels = np.flatnonzero(source.labels[index]) if source.has_several_labels else [source.labels[index]]
+    labels = np.flatnonzero(source.labels[index]) if source.is_multi_label else [source.labels[index]]
     return [source.class_names[label] for label in labels]
 
 
@@ -423,7 +423,7 @@ def draw_sheet(source: Source) -> Image.Image:
 
 def _members(source: Source, number: int) -> np.ndarray:
     """Return images of a class, evenly spread over it."""
-    has = source.labels[:, number] if source.has_several_labels else source.labels == number
+    has = source.labels[:, number] if source.is_multi_label else source.labels == number
     members = np.flatnonzero(has)
     return members[spread(len(members), TILES)]
 

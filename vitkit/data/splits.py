@@ -121,7 +121,7 @@ def made_splits(source: Source) -> dict[str, np.ndarray]:
     assert keys is not None and source.place is not None
     hashes = content_hashes(os.path.abspath(source.place), keys, lambda index: _bytes(source, index))
     # Several labels leave nothing to stratify by: nearly every combination is its own.
-    labels = np.zeros(len(source), np.int64) if source.has_several_labels else source.labels
+    labels = np.zeros(len(source), np.int64) if source.is_multi_label else source.labels
     is_readable = hashes != UNREADABLE
     test = stratified_split(labels, hashes, MADE["test"]) & is_readable
     rest = np.flatnonzero(~test)

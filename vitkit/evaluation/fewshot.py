@@ -265,7 +265,7 @@ def _measure(solver: FewShot, x: np.ndarray, y: np.ndarray, strengths: Sequence[
 
 def _choose(source: Source, shots: int, seed: int) -> np.ndarray:
     """Return the images to learn from; classes that have none in the source are skipped."""
-    if source.has_several_labels:
+    if source.is_multi_label:
         raise InputError(f"{source.name} is multi-label; shots are chosen by one label per image")
     present, places = np.unique(source.labels, return_inverse=True)
     return choose_shots(places, shots, seed, [source.class_names[number] for number in present])

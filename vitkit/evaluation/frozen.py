@@ -126,7 +126,7 @@ def open_pair(data: Data, evaluate: Data | None) -> Pair:
             "name others with --evaluate (evaluate= in Python)"
         )
     for name, source in zip(names, (train, test), strict=True):
-        if source.has_several_labels:
+        if source.is_multi_label:
             raise InputError(f"{name} is multi-label; frozen features are measured with one label per image")
     unlearned = np.setdiff1d(test.labels, train.labels)
     if len(unlearned):
@@ -152,7 +152,7 @@ class FrozenEvaluator:
     ) -> None:
         """choices: places of images in train's source, None for all."""
         for images in (train, test):
-            if images.source.has_several_labels:
+            if images.source.is_multi_label:
                 raise InputError(
                     f"{images.source.name} is multi-label; {name} is measured with one label per image"
                 )

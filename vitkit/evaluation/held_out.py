@@ -39,7 +39,7 @@ class Classification(HeldOut):
         self.sigmoid = sigmoid
 
     def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
-        if self.source.has_several_labels:
+        if self.source.is_multi_label:
             indices, scores = self.images.logits(model, dtype)
             labels = self.source.labels[indices]
             targets = torch.tensor(labels, dtype=torch.float32)

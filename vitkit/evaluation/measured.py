@@ -118,7 +118,7 @@ class Measured:
         self.members = np.eye(len(self.class_names), dtype=bool) if members is None else members
 
     @property
-    def has_several_labels(self) -> bool:
+    def is_multi_label(self) -> bool:
         return self.labels.ndim == 2
 
     @cached_property
@@ -146,7 +146,7 @@ class Measured:
 
     def numbers(self) -> Measures:
         """Return all that is measured."""
-        return self._several() if self.has_several_labels else self._single()
+        return self._several() if self.is_multi_label else self._single()
 
     def _single(self) -> Measures:
         scores, has_images = class_scores(self.matrix), self.matrix.any(1)
@@ -199,7 +199,7 @@ class Measured:
 
     def draw(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write confusion.png and mistakes.png; multi-label images have neither."""
-        if self.has_several_labels:
+        if self.is_multi_label:
             return []
         Path(folder).mkdir(parents=True, exist_ok=True)
         confusion, mistakes = (Path(folder, name) for name in (CONFUSION, MISTAKES))

@@ -95,7 +95,7 @@ def evaluate(
         matching = None
         if is_labelled:
             meaning = None if mapping is None else read_mapping(os.fspath(mapping), head)
-            if meaning is not None and source.has_several_labels:
+            if meaning is not None and source.is_multi_label:
                 raise InputError(f"{source.name} is multi-label; --mapping needs one label per image")
             matching = match(source, head, meaning, classes)
         notes = (*predictor.notes, *source.notes, *(matching.notes if matching else ()))
@@ -145,7 +145,7 @@ def _check_real(head: Head, source: Source, classes: Among) -> None:
         raise InputError("ReaL chooses answers among all classes: leave out --classes data")
     if head.imagenet is None or len(set(head.imagenet.tolist())) < NUM_CLASSES:
         raise InputError(f"ReaL's labels are ImageNet's {NUM_CLASSES:,} classes, and {head} are others")
-    if source.has_several_labels:
+    if source.is_multi_label:
         raise InputError(f"{source.name} is multi-label; ReaL's labels would replace its own")
 
 
@@ -168,14 +168,14 @@ def _open(data: Data, may_be_flat: bool) -> tuple[Source, bool]:
 
 def _kept(source: Source, matching: Matching | None) -> np.ndarray:
     """Return the images that the mapping, if there is one, doesn't leave out."""
-    if matching is None or source.has_several_labels:
+    if matching is None or source.is_multi_label:
         return np.arange(len(source))
     return np.flatnonzero(matching.places[source.labels] >= 0)
 
 
 def _measured(logits: np.ndarray, source: Source, head: Head, matching: Matching) -> Measured:
     answers = matching.answers
-    if source.has_several_labels:
+    if source.is_multi_label:
         labels = np.zeros((len(source), len(answers)), bool)
         for number, place in enumerate(matching.places.tolist()):
             if place >= 0:

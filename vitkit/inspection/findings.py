@@ -357,5 +357,5 @@ def _label(source: Source, index: int) -> str | None:
     if source.class_names == ("",):
         return None
     row = source.labels[index]
-    numbers = np.flatnonzero(row).tolist() if source.has_several_labels else [int(row)]
+    numbers = np.flatnonzero(row).tolist() if source.is_multi_label else [int(row)]
     return ", ".join(source.class_names[number] for number in numbers) or None

@@ -30,7 +30,7 @@ class ObjectiveConfig:
     name: Literal["supervised", "masked_patches", "mae"] = "supervised"
     "supervised: the labels. Without labels, masked_patches: colours of corrupted patches (the ViT paper's); mae: pixels of patches that the encoder doesn't see."
     loss: Literal["auto", "softmax", "sigmoid"] = "auto"
-    "Cross-entropy over all classes, or of each class alone (summed); auto is sigmoid where an image may have several labels."
+    "Cross-entropy over all classes, or of each class alone (summed); auto is sigmoid for multi-label data."
     label_smoothing: Rate = 0.0
     "Share of each target that is spread over all classes."
     corrupt_share: Share = 0.5
@@ -77,7 +77,7 @@ OBJECTIVES: dict[str, Callable[[ObjectiveConfig, Model, Preprocessing, bool], Ob
 
 
 def build_objective(
-    config: ObjectiveConfig, model: Model, preprocessing: Preprocessing, has_several_labels: bool
+    config: ObjectiveConfig, model: Model, preprocessing: Preprocessing, is_multi_label: bool
 ) -> Objective:
     """Return the module that one training step runs."""
-    return OBJECTIVES[config.name](config, model, preprocessing, has_several_labels)
+    return OBJECTIVES[config.name](config, model, preprocessing, is_multi_label)

@@ -62,7 +62,7 @@ def kind_of_loss(run: Run) -> str:
         case "mae":
             return f"mae, {'normalised patches' if objective.get('patch_norm') else 'pixels'}"
         case _:
-            # Left to the data, several labels have the sigmoid, and another measure.
+            # By default multi-label data trains with the sigmoid, and has another measure.
             is_sigmoid = objective.get("loss") == "sigmoid" or any(
                 key.endswith("/mean_average_precision") for key in run.metrics
             )

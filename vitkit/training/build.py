@@ -127,7 +127,7 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
     measured = _open_measured(config, source, inputs.measured)
     model.activation_checkpointing = config.activation_checkpointing
     freeze_parameters(model, config.optimizer.freeze)
-    objective = build_objective(config.objective, model, preprocessing, source.has_several_labels)
+    objective = build_objective(config.objective, model, preprocessing, source.is_multi_label)
     objective.to(world.device).train()
     forward = share(config, objective, world)
     own = [(name, p) for name, p in objective.named_parameters() if not name.startswith("model.")]
@@ -366,9 +366,9 @@ def _open_measured(config: TrainConfig, source: Source, given: Source | None) ->
     elif classes is not None and measured.class_names != classes:
         measured = match_classes(measured, classes)
     measured = cached(measured, config.data.cache)
-    if is_labelled and measured.has_several_labels != source.has_several_labels:
+    if is_labelled and measured.is_multi_label != source.is_multi_label:
         raise InputError(
-            f"{config.data.evaluate} and {config.data.train} differ in whether images have several labels"
+            f"{config.data.evaluate} and {config.data.train} differ: one is multi-label, the other has one label per image"
         )
     return measured
 

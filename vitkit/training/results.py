@@ -271,8 +271,8 @@ class KeptModels:
             return
         known = self.folder.record["models"]
         with replacing(self.path / name, force=True) as new:
-            several = self.parts.source.has_several_labels and getattr(self.parts.objective, "sigmoid", False)
-            stored = Stored(model.config, self.parts.preprocessing, self.parts.class_names, several)
+            multi_label = self.parts.source.is_multi_label and getattr(self.parts.objective, "sigmoid", False)
+            stored = Stored(model.config, self.parts.preprocessing, self.parts.class_names, multi_label)
             fill_folder(new, stored, weights)
             entry = asdict(Kept(step, folder_digest(new)))
             self.folder.update(models={**known, name: [entry, *known.get(name, [])[:1]]})

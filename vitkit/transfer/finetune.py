@@ -399,7 +399,7 @@ def summarise(
     tried: Sequence[TriedRate],
 ) -> FinetuneResult:
     """Return the result of all seeds; details are the first's."""
-    metric = "mean_average_precision" if plan.has_several_labels else "accuracy"
+    metric = "mean_average_precision" if plan.is_multi_label else "accuracy"
     values = [getattr(evaluation, metric) for evaluation in evaluations]
     mean, std = mean_and_spread(values)
     seconds = sum(run.seconds for run in runs) + sum(rate.seconds for rate in tried)

@@ -110,13 +110,13 @@ class Plan:
     notes: tuple[Note, ...] = ()
 
     @property
-    def has_several_labels(self) -> bool:
-        return self.measured.has_several_labels
+    def is_multi_label(self) -> bool:
+        return self.measured.is_multi_label
 
     @property
     def head_first(self) -> bool:
         given = self.transfer.head_first
-        return self.protocol == "quick" and not self.has_several_labels if given is None else given
+        return self.protocol == "quick" and not self.is_multi_label if given is None else given
 
     @property
     def minutes(self) -> float:
@@ -275,7 +275,7 @@ def check_head_first(plan: Plan, config: TrainConfig) -> None:
     """Refuse a head on features where it can't be fitted."""
     if not plan.head_first:
         return
-    if plan.has_several_labels:
+    if plan.is_multi_label:
         raise InputError(
             "head_first fits one label an image, and these have several: leave it out, or set it to false"
         )
@@ -323,8 +323,10 @@ def check_pair(source: Source, measured: Source, test: str) -> None:
             f"{shared:,} images of {test} would be learned from and reported on: name another split than "
             f"{source.data_name}, or data.evaluate=DATA"
         )
-    if source.has_several_labels != measured.has_several_labels:
-        raise InputError(f"{source.data_name} and {test} differ in whether images have several labels")
+    if source.is_multi_label != measured.is_multi_label:
+        raise InputError(
+            f"{source.data_name} and {test} differ: one is multi-label, the other has one label per image"
+        )
 
 
 def few_images(measured: Source, test: str) -> list[str]:
@@ -355,7 +357,7 @@ def listed_numbers(values: Sequence[float]) -> str:
 
 def unlearned(source: Source, measured: Source, test: str) -> list[str]:
     """Return a warning where images are reported on whose classes have none to learn from."""
-    if source.has_several_labels:
+    if source.is_multi_label:
         return []
     learned, asked = (np.bincount(part.labels, minlength=source.num_classes) for part in (source, measured))
     missing = [
@@ -368,7 +370,7 @@ def unlearned(source: Source, measured: Source, test: str) -> list[str]:
 
 def unmeasured(measured: Source, test: str) -> list[str]:
     """Return a warning where classes are learned of which no image is reported on."""
-    if measured.has_several_labels:
+    if measured.is_multi_label:
         return []
     count = np.bincount(measured.labels, minlength=measured.num_classes)
     missing = [name for name, images in zip(measured.class_names, count, strict=True) if not images]

@@ -54,8 +54,8 @@ def find_sets(root: Path) -> tuple[dict[str, FoundSet], dict[str, str]]:
         try:
             train = open_data(data, default="train")
             measured = open_data(data, default="measure", classes=train.class_names)
-            if train.has_several_labels:
-                raise InputError(f"{data} has several labels an image; {name} has one")
+            if train.is_multi_label:
+                raise InputError(f"{data} is multi-label; {name} has one label per image")
         except InputError as error:
             is_absent = isinstance(error, Absent) and not own.is_dir()
             absent[name] = (

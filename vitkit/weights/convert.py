@@ -43,7 +43,7 @@ class Described(Protocol):
     def class_names(self) -> Sequence[str] | None: ...
 
     @property
-    def several_labels(self) -> bool: ...
+    def multi_label(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def save(
     to: Format | None = None,
     *,
     class_names: Sequence[str] | None = None,
-    several_labels: bool | None = None,
+    multi_label: bool | None = None,
     preprocessing: Preprocessing | None = None,
     accept: str | Sequence[str] = (),
     force: bool = False,
@@ -116,7 +116,7 @@ def save(
     accept = (accept,) if isinstance(accept, str) else accept
     to = check_target(path, to, force)
     network = model if isinstance(model, Model) else model.model
-    stored = _describe(model, class_names, several_labels, preprocessing)
+    stored = _describe(model, class_names, multi_label, preprocessing)
     config = stored.config
     tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
     if layout := FORMATS[to].layout:
@@ -136,7 +136,7 @@ def save(
     with replacing(path, force=force) as new:
         if to == "hf":
             write_safetensors(new / "model.safetensors", tensors)
-            document = huggingface.config_json(config, stored.class_names, stored.several_labels)
+            document = huggingface.config_json(config, stored.class_names, stored.multi_label)
             write_json(new / "config.json", document)
             preprocessor = huggingface.preprocessor_json(stored.preprocessing)
             write_json(new / "preprocessor_config.json", preprocessor)
@@ -147,13 +147,13 @@ def save(
 def _describe(
     model: Model | Described,
     class_names: Sequence[str] | None,
-    several_labels: bool | None,
+    multi_label: bool | None,
     preprocessing: Preprocessing | None,
 ) -> Stored:
     if isinstance(model, Model):
         config, names, stated, several = model.config, class_names, default_preprocessing(model.config), False
     else:
-        config, stated, several = model.model.config, model.preprocessing, model.several_labels
+        config, stated, several = model.model.config, model.preprocessing, model.multi_label
         names = model.class_names if class_names is None else class_names
     if names is not None and len(names) != config.num_classes:
         raise InputError(f"{len(names)} class names for {config.num_classes} classes")
@@ -161,7 +161,7 @@ def _describe(
         config,
         preprocessing or stated,
         None if names is None else tuple(names),
-        several if several_labels is None else several_labels,
+        several if multi_label is None else multi_label,
     )
 
 

@@ -52,8 +52,8 @@ class Reading:
     preprocessing: Settings = field(default_factory=dict)
     "Fields of the preprocessing that the layout fixes or its config file states."
     class_names: tuple[str, ...] | None = None
-    several_labels: bool = False
-    "Whether several classes of an image may be right."
+    multi_label: bool = False
+    "Whether an image may have several classes."
 
 
 class FileError(InputError):

@@ -41,7 +41,7 @@ class Stored:
     config: ModelConfig
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
-    several_labels: bool
+    multi_label: bool
 
 
 def to_json(stored: Stored) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def to_json(stored: Stored) -> dict[str, Any]:
         "model": to_dict(stored.config),
         "preprocessing": to_dict(stored.preprocessing),
         "class_names": None if stored.class_names is None else list(stored.class_names),
-        "several_labels": stored.several_labels,
+        "multi_label": stored.multi_label,
     }
 
 
@@ -76,14 +76,14 @@ def from_json(entry: Any) -> Stored:
     names = entry.get("class_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise InputError("'class_names' is not a list of texts")
-    several = entry.get("several_labels", False)
-    if not isinstance(several, bool):
-        raise InputError("'several_labels' is neither true nor false")
+    multi_label = entry.get("multi_label", entry.get("several_labels", False))  # the name before 0.1.0
+    if not isinstance(multi_label, bool):
+        raise InputError("'multi_label' is neither true nor false")
     return Stored(
         from_dict(family, parts["model"], "model"),
         from_dict(Preprocessing, parts["preprocessing"], "preprocessing"),
         None if names is None else tuple(names),
-        several,
+        multi_label,
     )
 
 
@@ -105,8 +105,8 @@ def fill_folder(folder: Path, stored: Stored, tensors: Tensors, accept_numerics:
         document = timm.config_json(stored.config, stored.preprocessing)
         if stored.class_names is not None:
             document["label_names"] = list(stored.class_names)
-        if stored.several_labels:  # transformers takes sigmoids then
-            document["problem_type"] = huggingface.SEVERAL_LABELS
+        if stored.multi_label:  # transformers takes sigmoids then
+            document["problem_type"] = huggingface.MULTI_LABEL
     document["vitkit"] = to_json(stored)
     write_safetensors(folder / "model.safetensors", tensors)
     write_json(folder / "config.json", document)
@@ -161,7 +161,7 @@ def model_card(stored: Stored, portable: bool) -> str:
     labels = (
         f" ({', '.join(class_names[:5])}{', ...' if len(class_names) > 5 else ''})" if class_names else ""
     )
-    if stored.several_labels:
+    if stored.multi_label:
         labels += ", of which an image may have several: a sigmoid gives the probability of each"
     has_head = config.num_classes > 0
     task, call = ("image-classification", "predict") if has_head else ("image-feature-extraction", "embed")

@@ -13,7 +13,7 @@ from vitkit.weights.files import Document, Numeric, Reading, Settings, Tensors
 from vitkit.weights.rules import COPY, POINTWISE, Rule, copies, stacked, to_ours, to_theirs
 
 LAYOUT = "transformers' layout"
-SEVERAL_LABELS = "multi_label_classification"
+MULTI_LABEL = "multi_label_classification"
 LAYER = "vit.encoder.layer.{i}."
 VIT_RULES = [
     Rule("cls_token", ("vit.embeddings.cls_token",), COPY),
@@ -119,7 +119,7 @@ def read(theirs: Tensors, extra: Document | None = None) -> Reading:
         names = tuple(str(labels[str(index)]) for index in range(len(labels)))
         if names != tuple(f"LABEL_{index}" for index in range(len(names))):
             reading.class_names = names
-    reading.several_labels = extra.get("problem_type") == SEVERAL_LABELS
+    reading.multi_label = extra.get("problem_type") == MULTI_LABEL
     if "preprocessor" in extra:
         reading.preprocessing |= _read_preprocessor(extra["preprocessor"])
         if bit and (size := _input_size(extra["preprocessor"])):
@@ -164,14 +164,14 @@ def numerics(config: ModelConfig) -> dict[str, Numeric]:
 
 
 def config_json(
-    config: ModelConfig, class_names: tuple[str, ...] | None, several_labels: bool
+    config: ModelConfig, class_names: tuple[str, ...] | None, multi_label: bool
 ) -> dict[str, Any]:
     """Return the config.json of a native folder."""
     names = class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
     labels = {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
-        **({"problem_type": SEVERAL_LABELS} if several_labels else {}),
+        **({"problem_type": MULTI_LABEL} if multi_label else {}),
     }
     if isinstance(config, ResNetConfig):
         width = 64 * config.width_factor

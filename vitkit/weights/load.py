@@ -63,8 +63,8 @@ class LoadedModel:
     "Lines that a verb prints: what was assumed or changed."
     unstated: str | None = None
     "The file that doesn't state its preprocessing, so that one had to be assumed."
-    several_labels: bool = False
-    "Whether several classes of an image may be right, each with a probability of its own."
+    multi_label: bool = False
+    "Whether an image may have several classes, each with a probability of its own."
 
     assumed: Note | None = None
     "The note that says which preprocessing was assumed."
@@ -127,7 +127,7 @@ def load_model(
         adapt_channels(loaded, channels)
     if num_classes is not None and num_classes != loaded.model.config.num_classes:
         loaded.model.reset_head(num_classes)
-        loaded.class_names, loaded.several_labels = None, False
+        loaded.class_names, loaded.multi_label = None, False
         if num_classes:
             text = f"the head is new and untrained: {num_classes} classes for {old.num_classes}"
             notes.append(Note(text, "untrained"))
@@ -226,13 +226,13 @@ def read_model(
         reading = translate(header)
         if stored:
             config, preprocessing = stored.config, stored.preprocessing
-            class_names, several = stored.class_names, stored.several_labels
+            class_names, several = stored.class_names, stored.multi_label
         else:
             from vitkit.weights.infer import infer_config
 
             config = infer_config(reading.tensors, reading.settings, named, image_size)
             preprocessing = _preprocessing(config, reading, public)
-            class_names, several = reading.class_names, reading.several_labels
+            class_names, several = reading.class_names, reading.multi_label
         if named is not None:
             from vitkit.weights.infer import check_name
 

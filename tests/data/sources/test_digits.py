@@ -43,7 +43,7 @@ def test_classes_are_balanced() -> None:
 def test_names() -> None:
     digits = Digits("test")
     assert digits.class_names == ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
-    assert digits.num_classes == 10 and not digits.has_several_labels
+    assert digits.num_classes == 10 and not digits.is_multi_label
     assert digits.where(2) == "digits, image 1417 of scikit-learn's"
 
 

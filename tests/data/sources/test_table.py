@@ -1,4 +1,4 @@
-"""CSV tables: names of columns, several labels, splits, and errors that name the line."""
+"""CSV tables: names of columns, multi-label rows, splits, and errors that name the line."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_columns_go_by_any_of_their_names(tmp_path: Path, header: str) -> None:
     assert source.notes == (f"{path}: 2 classes, sorted by name: cat, big, dog",)
 
 
-def test_several_labels_make_a_matrix(tmp_path: Path) -> None:
+def test_multi_label_make_a_matrix(tmp_path: Path) -> None:
     source = open_data(table(tmp_path, "path,label\n1.png,a;b\n2.png,\n3.png,b\n") + ":all", default="train")
-    assert source.has_several_labels
+    assert source.is_multi_label
     assert np.array_equal(source.labels, [[True, True], [False, False], [False, True]])
     mapped = open_data(f"{tmp_path}/table.csv:all", default="train", classes=["b", "c", "a"])
     assert np.array_equal(mapped.labels, [[True, False, True], [False, False, False], [True, False, False]])

@@ -97,7 +97,7 @@ class Source:
         return len(self.class_names)
 
     @property
-    def has_several_labels(self) -> bool:
+    def is_multi_label(self) -> bool:
         return self.labels.ndim == 2
 
     def read(self, index: int) -> Picture:
@@ -257,7 +257,7 @@ def match_classes(source: Source, classes: Sequence[str]) -> Source:
                 f"classes are matched by name: {shown}"
             )
     numbers = np.array([place.get(name, -1) for name in source.class_names], np.int64)
-    if source.has_several_labels:
+    if source.is_multi_label:
         labels = np.zeros((len(source), len(names)), bool)
         labels[:, numbers[present]] = source.labels[:, present]
     else:
@@ -273,7 +273,7 @@ def match_classes(source: Source, classes: Sequence[str]) -> Source:
 
 def count_classes(source: Source) -> np.ndarray:
     """Return the number of images of each class: (classes,)."""
-    if source.has_several_labels:
+    if source.is_multi_label:
         return np.asarray(source.labels.sum(0))
     return np.bincount(source.labels, minlength=source.num_classes)
 

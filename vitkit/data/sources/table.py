@@ -23,7 +23,7 @@ SEVERAL = ";"
 
 
 def open_table(path: str, spec: DataSpec, default: Default) -> Source:
-    """Return the images of a CSV file; paths are relative to its folder, several labels have ';' between them."""
+    """Return the images of a CSV file; paths are relative to its folder, multi-label entries are separated by ';'."""
     rows, lines, has_splits = _read(path)
     available = _splits(rows) if has_splits else list(MADE)
     split, notes = choose_split(available, spec.split, default, spec.source)
