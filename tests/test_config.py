@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import assume, given
@@ -503,3 +504,8 @@ def test_meanings_are_the_texts_beneath_fields() -> None:
         "How fast now."
 
     assert meanings(Derived) == {"rate": "How fast now.", "names": "What of."}
+
+
+def test_numbers_of_numpy_are_bounded_and_shown_plainly() -> None:
+    with pytest.raises(InputError, match=r"^k must be at least 1, not 0$"):
+        Bounds(at_least=1).check("k", np.int64(0))

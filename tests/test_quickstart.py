@@ -44,6 +44,11 @@ def test_it_compares_and_leaves_a_model(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             quickstart.quickstart(tmp_path / "quick", force=True)
     assert not (tmp_path / "quick" / "quickstart.json").exists()  # an interrupted new start is not finished
+    for damaged in ("", "{}", "[]", '{"accuracy": 1}'):
+        (tmp_path / "quick" / "quickstart.json").write_text(damaged)
+        with pytest.raises(vitkit.InputError, match="is damaged"):
+            quickstart.quickstart(tmp_path / "quick")
+    (tmp_path / "quick" / "quickstart.json").unlink()
     again = quickstart.quickstart(tmp_path / "quick")  # the runs are finished, but not what they came to
     assert again.accuracy == result.accuracy and again.seconds is None
 

@@ -73,7 +73,8 @@ class Bounds:
             if isinstance(number, int) and number.bit_length() > 63:
                 raise InputError(f"{name} must be below 2**63, not {shown(number)}")
             if isinstance(number, Real) and not self.admit(float(number)):
-                raise InputError(f"{name} must be {self}, not {shown(number).removesuffix('.0')}")
+                plain = number.item() if hasattr(number, "item") else number  # NumPy's
+                raise InputError(f"{name} must be {self}, not {shown(plain).removesuffix('.0')}")
 
 
 Count = Annotated[int, Bounds(at_least=1)]

@@ -69,7 +69,7 @@ class Cache(Result):
 
 
 @dataclass(frozen=True)
-class Findings(Result):
+class MachineFacts(Result):
     """What this machine offers; `problems` is empty when all is well."""
 
     vitkit: str
@@ -82,11 +82,11 @@ class Findings(Result):
     problems: tuple[str, ...]
 
 
-def doctor() -> Findings:
+def doctor() -> MachineFacts:
     """Examine this machine."""
     problems: list[str] = []
     core, extras = requirements(problems)
-    return Findings(
+    return MachineFacts(
         vitkit=__version__,
         python=platform.python_version(),
         platform=platform.platform(),

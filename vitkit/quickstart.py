@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from vitkit.errors import InputError
 from vitkit.files import write_file
 from vitkit.notes import Note
 from vitkit.results import Result, from_json
+from vitkit.runs.records import read_object
 from vitkit.training.log import Listener, Silent
 from vitkit.training.run import TrainResult, train
 
@@ -61,7 +63,10 @@ def quickstart(
     folder, listener = Path(folder), listener or Silent()
     if (folder / RECORD).is_file() and not force:
         listener.note(Note(f"{folder} is already finished; --force starts over", "progress"))
-        return from_json(QuickstartResult, json.loads((folder / RECORD).read_text(encoding="utf-8")))
+        try:
+            return from_json(QuickstartResult, read_object(folder / RECORD))
+        except (TypeError, ValueError, AttributeError):
+            raise InputError(f"{folder / RECORD} is damaged; --force starts over") from None
     (folder / RECORD).unlink(missing_ok=True)  # so that an interrupted new start doesn't pass as finished
     is_whole, began = force or not folder.exists(), time.perf_counter()
 
@@ -70,7 +75,8 @@ def quickstart(
         result = train(recipe, changes, run=str(folder / name), device="cpu", force=force, listener=listener)
         assert result is not None  # one process
         if result.status == "stopped":
-            listener.note(Note("stopped; run the same command again to resume"))
+            again = "the same command without --force" if force else "the same command again"
+            listener.note(Note(f"stopped; run {again} to resume"))
             raise KeyboardInterrupt
         return result
 

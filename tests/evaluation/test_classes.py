@@ -11,12 +11,12 @@ import pytest
 
 from vitkit.data.sources.source import Files
 from vitkit.errors import InputError
-from vitkit.evaluation.classes import Head, match, read_mapping
+from vitkit.evaluation.classes import HeadClasses, match, read_mapping
 from vitkit.evaluation.imagenet import WORDNET_IDS, imagenet_places
 from vitkit.predictor import default_names
 
 SYNSETS = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet" / "synsets.txt"
-PETS = Head("tiny", ["bird", "cat", "dog", "fish"])
+PETS = HeadClasses("tiny", ["bird", "cat", "dog", "fish"])
 
 
 def source(*names: str, labels: list[int] | None = None) -> Files:
@@ -74,7 +74,7 @@ def test_order_of_the_data_means_nothing() -> None:
 
 
 def test_folders_by_wordnet_id_meet_a_head_of_words() -> None:
-    head = Head("Ti/16", default_names(1000))
+    head = HeadClasses("Ti/16", default_names(1000))
     found = match(source("n15075141", "n01440764"), head, None, "head")
     assert found.places.tolist() == [999, 0]
     assert found.class_names[:1] == ("tench",)
@@ -89,7 +89,7 @@ def test_folders_by_wordnet_id_meet_a_head_of_words() -> None:
 
 
 def test_words_meet_a_head_of_wordnet_ids() -> None:
-    head = Head("ours", WORDNET_IDS[:10])
+    head = HeadClasses("ours", WORDNET_IDS[:10])
     assert match(source("ostrich", "n01440764"), head, None, "head").places.tolist() == [9, 0]
 
 
@@ -102,20 +102,20 @@ def test_a_class_that_the_head_lacks() -> None:
         "set has class 'dgo', which is none of the 4 classes of tiny; did you mean 'dog'? "
         "they are bird, cat, dog, fish; --mapping FILE says what other names mean"
     )
-    assert message(match, source("0", "1"), Head("Ti/16", default_names(1000)), None, "head") == (
+    assert message(match, source("0", "1"), HeadClasses("Ti/16", default_names(1000)), None, "head") == (
         "set has class '0', which is none of the 1,000 classes of Ti/16; they are tench, goldfish, "
         "great white shark, tiger shark, hammerhead, ...; --mapping FILE says what other names mean"
     )
 
 
 def test_a_head_without_names() -> None:
-    assert message(match, source("cat", "dog"), Head("x.npz", default_names(2)), None, "head") == (
+    assert message(match, source("cat", "dog"), HeadClasses("x.npz", default_names(2)), None, "head") == (
         "set has class 'cat', and the 2 classes of x.npz have no names: --names FILE gives them, one a line"
     )
 
 
 def test_a_name_that_the_head_has_twice() -> None:
-    head = Head("tiny", ["crane", "crane", "cat"])
+    head = HeadClasses("tiny", ["crane", "crane", "cat"])
     assert head.unique_names == ("crane (0)", "crane (1)", "cat")
     assert match(source("cat"), head, None, "head").places.tolist() == [2]
     assert message(match, source("crane"), head, None, "head") == (
@@ -130,7 +130,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_mapping_files(tmp_path: Path) -> None:
-    head = Head("Ti/16", default_names(1000))
+    head = HeadClasses("Ti/16", default_names(1000))
     entries = {
         "Chair": ["barber chair", "n03376595", 765],
         "Bench": "park bench",
@@ -144,7 +144,7 @@ def test_mapping_files(tmp_path: Path) -> None:
     table = "class,head\nChair,barber chair;n03376595\nBench, park bench\n\nChair,765\nTie,906\nYak,\nNo,\n"
     assert read_mapping(write(tmp_path / "a.csv", table), head) == expected
     assert read_mapping(write(tmp_path / "b.json", '{"e\\u0301clair": [2, "2"]}'), PETS) == {"éclair": (2,)}
-    names = Head("digits", ["9", "8", "7"])  # a name comes before a place
+    names = HeadClasses("digits", ["9", "8", "7"])  # a name comes before a place
     assert read_mapping(write(tmp_path / "c.json", '{"a": "8", "b": 2}'), names) == {"a": (1,), "b": (2,)}
 
 

@@ -281,3 +281,9 @@ def test_the_protocols_own_preprocessing(tmp_path: Path) -> None:
     assert said.endswith("images prepared as the model states it")
     with pytest.raises(InputError, match="preprocessing is 'paper'; expected model, protocol"):
         fewshot(model, f"{tmp_path}/train:all", preprocessing="paper", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("l2", [None, "weak", [1.0]])
+def test_a_strength_is_a_number_or_chosen(l2: Any) -> None:
+    with pytest.raises(InputError, match="expected a number above 0, or 'sweep'"):
+        fewshot("Ti/16", "digits", l2=l2)

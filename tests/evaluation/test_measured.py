@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitkit.data.sources.source import Files
-from vitkit.evaluation.measured import Measured
+from vitkit.evaluation.measured import Predictions
 
 
 def source(labels: list[int], *names: str) -> Files:
@@ -18,7 +18,7 @@ def source(labels: list[int], *names: str) -> Files:
 def test_an_answer_that_is_right_for_two_classes_counts_for_the_images_own() -> None:
     members = np.array([[True, True, False, False], [False, True, True, False]])
     logits = 5 * np.eye(4, dtype=np.float32)[[1, 1, 0, 2, 3]]
-    measured = Measured(
+    measured = Predictions(
         logits, source([0, 1, 1, 0, 1], "a", "b"), answer_names=tuple("wxyz"), members=members
     )
     assert measured.is_right.tolist() == [True, True, False, False, False]
@@ -32,7 +32,7 @@ def test_an_answer_that_is_right_for_two_classes_counts_for_the_images_own() -> 
 
 
 def test_classes_without_images_are_not_reported() -> None:
-    measured = Measured(np.eye(3, dtype=np.float32), source([0, 0, 2], "a", "b", "c"))
+    measured = Predictions(np.eye(3, dtype=np.float32), source([0, 0, 2], "a", "b", "c"))
     found = measured.numbers()
     assert [row.name for row in found.per_class] == ["a", "c"]
     assert found.confusion == {"a": {"a": 1, "b": 1}, "c": {"c": 1}}
@@ -41,7 +41,7 @@ def test_classes_without_images_are_not_reported() -> None:
 
 def test_a_class_that_is_never_the_answer_has_no_precision() -> None:
     logits = np.array([[1, 0], [1, 0]], np.float32)
-    rows = Measured(logits, source([0, 1], "a", "b")).numbers().per_class
+    rows = Predictions(logits, source([0, 1], "a", "b")).numbers().per_class
     assert rows is not None
     assert rows[1].to_json() == {"class": "b", "images": 1, "recall": 0.0, "precision": None, "f1": 0.0}
 
@@ -49,7 +49,7 @@ def test_a_class_that_is_never_the_answer_has_no_precision() -> None:
 def test_images_without_any_label_have_no_mean() -> None:
     several = source([0, 0], "a", "b")
     several.labels = np.zeros((2, 2), bool)
-    found = Measured(np.zeros((2, 2), np.float32), several).numbers()
+    found = Predictions(np.zeros((2, 2), np.float32), several).numbers()
     assert found.to_json() == {
         "mean_average_precision": None,
         "loss": pytest.approx(2 * np.log(2)),
@@ -60,7 +60,7 @@ def test_images_without_any_label_have_no_mean() -> None:
 def test_memory_stays_near_that_of_the_logits() -> None:
     images, classes = 20_000, 500
     logits = np.random.default_rng(0).normal(size=(images, classes)).astype(np.float32)
-    measured = Measured(logits, source((np.arange(images) % classes).tolist(), *map(str, range(classes))))
+    measured = Predictions(logits, source((np.arange(images) % classes).tolist(), *map(str, range(classes))))
     tracemalloc.start()
     measured.numbers()
     _, peak = tracemalloc.get_traced_memory()

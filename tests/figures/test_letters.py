@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitkit.data.report import write_sheet
 from vitkit.data.sources.source import Files
-from vitkit.evaluation.measured import Measured
+from vitkit.evaluation.measured import Predictions
 from vitkit.figures import mistakes, sheets
 from vitkit.figures.sheets import find_font, name_class
 
@@ -42,7 +42,7 @@ def draw(folder: Path, *names: str) -> dict[str, bytes]:
         Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(path)
     source = Files("set", "all", names, np.array([1, 1, 2, 2]), paths)
     logits = np.array([[0, 5, 0], [0, 0, 9], [5, 0, 0], [0, 0, 5]], np.float32)
-    Measured(logits, source).draw(folder)
+    Predictions(logits, source).draw(folder)
     write_sheet(source, folder / "sheet.png")
     return {name: (folder / name).read_bytes() for name in PICTURES}
 
@@ -54,7 +54,7 @@ def test_names_that_no_font_has_become_numbers(tmp_path: Path) -> None:
 def test_answers_that_are_no_classes_have_numbers_of_their_own(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
     source = Files("set", "all", ("犬", "b"), np.array([0]), [str(tmp_path / "0.png")])
-    measured = Measured(
+    measured = Predictions(
         np.array([[0, 1, 0]], np.float32), source, answer_names=("a", "猫", "c"), members=np.eye(2, 3, 2) > 0
     )
     assert measured._words(0)[:2] == ("class 0", "answer 1")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.figures.sheets import GAP, HEAD, MARGIN, NAMES, TILE, Row, column_sheet, contact_sheet
+from vitkit.figures.sheets import GAP, HEAD, MARGIN, NAMES, TILE, SheetRow, column_sheet, contact_sheet
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (16, 64), (70, 70), (224, 224), (448, 64)])
@@ -25,7 +25,7 @@ def test_headings_fit_their_columns(shape: tuple[int, int], channels: int) -> No
 
 
 def test_tiles_lie_in_the_row_of_their_class() -> None:
-    rows = [Row("red", 2, [Image.new("RGB", (TILE, TILE), "red")]), Row("none", 1, [None, None])]
+    rows = [SheetRow("red", 2, [Image.new("RGB", (TILE, TILE), "red")]), SheetRow("none", 1, [None, None])]
     found = np.asarray(contact_sheet("two classes", rows))
     assert found.shape[0] == 2 * MARGIN + HEAD + 2 * TILE + GAP
     left, top = MARGIN + NAMES, MARGIN + HEAD

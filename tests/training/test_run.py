@@ -21,6 +21,7 @@ from vitkit import train
 from vitkit.errors import InputError
 from vitkit.notes import Note, kind_of
 from vitkit.runs import read_metrics, read_record
+from vitkit.training import estimate
 from vitkit.training.recipes import resolve
 from vitkit.training.run import run_path as path_of_run
 
@@ -242,12 +243,20 @@ def test_a_run_says_which_model_it_is_and_what_may_surprise(tmp_path: Path) -> N
     assert len([note for note in listener.notes if kind_of(note) == "warning"]) == 4
     assert re.search(r"^Ti/16 \(.*patch 3.*\) on digits", said, re.MULTILINE)
     assert (
-        "the average of weights reaches back about 1,000 steps, the run has 2: the average will lag behind; set average=0"
+        "the average of weights reaches back about 1,000 steps, the run has 2: the average will lag behind; average=null trains without"
         in said
     )
     assert "frozen.neighbours is read by knn, which frozen.evaluators doesn't ask for" in said
     assert re.search(r"patches of 3 cover 6x6 of the 8x8 pixels: the rest is not read", said)
     assert "randaugment(layers=1,magnitude=10.0) leaves nothing of 19% of these images" in said
+
+
+@pytest.mark.parametrize(("steps", "advised"), [(25_000, "0.9996"), (1000, "0.99"), (20, "0.5")])
+def test_advice_on_averaging_can_be_followed(steps: int, advised: str) -> None:
+    parts: Any = types.SimpleNamespace(periods=types.SimpleNamespace(total=steps))
+    said = next(estimate._surprises(resolve("digits", ["average=0.9999"]), parts))
+    assert said.endswith(f"average={advised} reaches back a tenth of it")
+    assert resolve("digits", [f"average={advised}"]).average == float(advised)
 
 
 def test_each_run_is_one_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features
 from vitkit.evaluation.probe import Probe
-from vitkit.notes import kind_of
+from vitkit.notes import Note, kind_of
 from vitkit.results import from_json
 from vitkit.runs import RunFolder, read_config, read_metrics
 from vitkit.runs.reading import read_runs
@@ -37,6 +37,7 @@ from vitkit.training.log import Silent
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
     FinetuneResult,
+    NestedRun,
     TriedRate,
     choose_rate,
     finetune,
@@ -511,6 +512,19 @@ def test_a_result_reads_as_it_was_written(tuned: FinetuneResult) -> None:
     assert from_json(FinetuneResult, written) == tuned
     assert tuned.to_json() == {name: written[name] for name in tuned.to_json()}
     assert "mean_average_precision" not in tuned.to_json()
+    del written["evaluation"]["weights_sha256"]  # as the first versions wrote it
+    assert from_json(FinetuneResult, written).accuracy == tuned.accuracy
+
+
+def test_runs_inside_another_warn_once() -> None:
+    heard: list[str] = []
+    listener = Silent()
+    listener.note = heard.append  # type: ignore[method-assign, assignment]
+    within = NestedRun(listener, {"advice"})
+    for kind in ("warning", "advice", "progress"):
+        for _ in range(2):
+            within.note(Note(f"a {kind}", kind))  # type: ignore[arg-type]
+    assert heard == ["a warning", "a progress", "a progress"]
 
 
 @pytest.mark.slow

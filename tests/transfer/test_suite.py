@@ -26,7 +26,7 @@ from vitkit.evaluation.run import evaluate
 from vitkit.models.names import model_config
 from vitkit.transfer import suite as module
 from vitkit.transfer.finetune import HEAD_ALONE, FinetuneRequest, FinetuneResult
-from vitkit.transfer.published import ROWS, TABLE_2, TABLE_5, PublishedAccuracy, published_columns, size_of
+from vitkit.transfer.published import ROWS, TABLE_2, TABLE_5, PublishedAccuracy, paper_size, published_columns
 from vitkit.transfer.suite import run_suite
 from vitkit.transfer.suite_data import SETS, find_root
 from vitkit.transfer.vtab.document import OverallMean, TaskRow, VtabResult
@@ -418,10 +418,10 @@ def test_columns_that_fit_the_model_stand_next_to_it() -> None:
     table_2 = [f"{name}, table 2" for name in TABLE_2]
     for name in ("B/16", "B/32", "L/16", "L/32", "H/14"):
         config = model_config(name, num_classes=3, image_size=384 - 384 % int(name[2:]))
-        assert size_of(config) == name
+        assert paper_size(config) == name
         fitting = [f"{column}, table 5" for column in TABLE_5 if column.startswith(name)]
         assert list(published_columns(config)) == [*table_2, *fitting] and len(fitting) >= 2
-    assert size_of(model_config("Ti/16")) is None and size_of(model_config("R50+B/16")) is None
+    assert paper_size(model_config("Ti/16")) is None and paper_size(model_config("R50+B/16")) is None
     assert "B/16 JFT, table 5" in published_columns(model_config("Ti/16"))
     column = published_columns(model_config("B/16"))["B/16 I21k, table 5"]
     assert column["real"] == PublishedAccuracy(0.8835, None)

@@ -10,7 +10,7 @@ from vitkit.cli.options import Json
 from vitkit.cli.output import note, print_json, print_table
 
 if TYPE_CHECKING:
-    from vitkit.doctor import Findings
+    from vitkit.doctor import MachineFacts
 
 
 def doctor(
@@ -23,14 +23,14 @@ def doctor(
     if json:
         print_json(findings)
     else:
-        print_findings(findings)
+        print_facts(findings)
     for problem in findings.problems:
         note(f"problem: {problem}")
     if findings.problems:
         raise typer.Exit(1)
 
 
-def print_findings(findings: Findings) -> None:
+def print_facts(findings: MachineFacts) -> None:
     gibibyte = 2**30
     devices, cpu, cache = findings.devices, findings.devices.cpu, findings.cache
     facts = [["vitkit", findings.vitkit], ["python", findings.python], ["platform", findings.platform]]

@@ -69,20 +69,20 @@ def vtab(
 
 
 def print_results(document: VtabResult) -> None:
-    """Print tasks, groups and the overall mean in percent, next to the paper's rows."""
+    """Print tasks, groups and the overall mean in points, next to the paper's rows."""
     published = document.published
     rows = []
     for row in document.tasks:
         if row.status != "absent":
-            theirs = [percent(paper.tasks[row.task]) for paper in published]
+            theirs = [points(paper.tasks[row.task]) for paper in published]
             ours = with_deviation(row.accuracy, row.std)
             rows.append([row.task, row.group, ours, *theirs, remark(row, bool(published))])
     for group in document.groups:
-        theirs = [percent(paper.groups[group.group]) for paper in published]
+        theirs = [points(paper.groups[group.group]) for paper in published]
         count = f"{group.tasks} of {group.of} task{'' if group.of == 1 else 's'}"
         rows.append([group.group, "", with_deviation(group.accuracy, group.std), *theirs, count])
     if overall := document.overall:
-        theirs = [percent(paper.overall) for paper in published]
+        theirs = [points(paper.overall) for paper in published]
         rows.append([overall.name, "", with_deviation(overall.accuracy, overall.std), *theirs, ""])
     names = [paper.model for paper in published]
     print_table(
@@ -97,7 +97,7 @@ def print_results(document: VtabResult) -> None:
 def caption(document: VtabResult) -> str:
     """Say what the numbers are."""
     absent = [row.task for row in document.tasks if row.status == "absent"]
-    words = "Top-1 accuracy on the test split, in percent."
+    words = "Top-1 accuracy on the test split, in points."
     if document.published:
         words += " The paper's rows are ViT's table 9; their means are over the same tasks."
     else:
@@ -111,9 +111,9 @@ def remark(row: TaskRow, is_vtab: bool) -> str:
     return "not the official images" if is_vtab and not row.official_images else ""
 
 
-def percent(ratio: float | None) -> str:
+def points(ratio: float | None) -> str:
     return "" if ratio is None else f"{100 * ratio:.1f}"
 
 
 def with_deviation(accuracy: float | None, std: float | None) -> str:
-    return percent(accuracy) + ("" if std is None else f" ± {100 * std:.1f}")
+    return points(accuracy) + ("" if std is None else f" ± {100 * std:.1f}")

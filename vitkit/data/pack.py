@@ -44,7 +44,7 @@ class Packed(NamedTuple):
     is_shrunk: bool
 
 
-class Row(NamedTuple):
+class PackedImage(NamedTuple):
     """An image of a shard with its place in the split."""
 
     place: int
@@ -210,7 +210,7 @@ def shrink(picture: Picture, size: int, quality: int) -> Packed:
     return Packed(buffer.getvalue(), "jpg", True)
 
 
-def write_tar(path: Path, rows: Iterable[Row], class_names: Sequence[str]) -> None:
+def write_tar(path: Path, rows: Iterable[PackedImage], class_names: Sequence[str]) -> None:
     """Write webdataset's pairs: KEY.jpg and KEY.cls, all that a header says of time and owner left empty."""
     by_name = _numbers_mislead(class_names)
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
@@ -225,7 +225,7 @@ def write_tar(path: Path, rows: Iterable[Row], class_names: Sequence[str]) -> No
                 tar.addfile(member, io.BytesIO(data))
 
 
-def write_parquet(path: Path, rows: Iterable[Row], class_names: Sequence[str]) -> None:
+def write_parquet(path: Path, rows: Iterable[PackedImage], class_names: Sequence[str]) -> None:
     """Write the hub's layout: image {bytes, path} and label, with the names of classes."""
     import pyarrow as arrow
     from pyarrow.parquet import ParquetWriter
@@ -258,7 +258,7 @@ def write_parquet(path: Path, rows: Iterable[Row], class_names: Sequence[str]) -
         flush()
 
 
-WRITERS: dict[str, Callable[[Path, Iterable[Row], Sequence[str]], None]] = {
+WRITERS: dict[str, Callable[[Path, Iterable[PackedImage], Sequence[str]], None]] = {
     "tar": write_tar,
     "parquet": write_parquet,
 }
@@ -341,7 +341,7 @@ def _write(
     source, images, shrunk = shard.source, 0, 0
     unreadable: list[Unreadable] = []
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[PackedImage]:
         nonlocal images, shrunk
         for index, result in work_through(
             source, shard.indices, lambda picture: shrink(picture, settings.size, settings.quality)
@@ -352,7 +352,7 @@ def _write(
             else:
                 images += 1
                 shrunk += result.is_shrunk
-                yield Row(index, int(source.labels[index]), result)
+                yield PackedImage(index, int(source.labels[index]), result)
             step()
 
     path = folder / shard.name

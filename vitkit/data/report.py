@@ -24,7 +24,7 @@ from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import counted
 from vitkit.data.threads import Progress, Unreadable, work_through
 from vitkit.errors import InputError
-from vitkit.figures.sheets import TILE, TILES, Row, contact_sheet, fit_tile, name_class
+from vitkit.figures.sheets import TILE, TILES, SheetRow, contact_sheet, fit_tile, name_class
 from vitkit.files import written_whole
 from vitkit.notes import Note
 from vitkit.results import Result
@@ -33,7 +33,7 @@ MOST_ROWS = 24
 "Classes on a contact sheet."
 
 
-class Look(NamedTuple):
+class ImageFacts(NamedTuple):
     """What one image is, as the loader sees it: upright, RGB, 8 bits."""
 
     digest: bytes
@@ -155,7 +155,7 @@ class DataReport(Result):
 
 
 @dataclass
-class Reading:
+class SplitImages:
     """A split and what its images turned out to be."""
 
     source: Source
@@ -163,7 +163,7 @@ class Reading:
     "Whether the report is on it; others are only compared with."
     indices: np.ndarray
     "The images to read."
-    looks: dict[int, Look] = field(default_factory=dict)
+    looks: dict[int, ImageFacts] = field(default_factory=dict)
     unreadable: list[Unreadable] = field(default_factory=list)
 
 
@@ -188,7 +188,8 @@ def describe_data(
     opened, faults = _open(spec)
     faults += [fault for source, is_shown in opened if is_shown for fault in source.faults]
     parts = [
-        Reading(source, is_shown, spread(len(source), images or len(source))) for source, is_shown in opened
+        SplitImages(source, is_shown, spread(len(source), images or len(source)))
+        for source, is_shown in opened
     ]
     shown = [part for part in parts if part.is_shown]
     other = None
@@ -196,7 +197,7 @@ def describe_data(
         against = as_spec(against)
         source = open_data(against, default="measure", tolerate=True)
         against = replace(against, split=source.split)
-        other = Reading(source, False, spread(len(source), images or len(source)))
+        other = SplitImages(source, False, spread(len(source), images or len(source)))
     everything = [*parts, other] if other else parts
     _read(everything, progress)
     if sheet is not None:
@@ -230,7 +231,7 @@ def _open(spec: DataSpec) -> tuple[list[tuple[Source, bool]], list[str]]:
     return ([(asked, True), *others] if asked.split == "train" else [*others, (asked, True)]), faults
 
 
-def _read(parts: Sequence[Reading], progress: Progress | None) -> None:
+def _read(parts: Sequence[SplitImages], progress: Progress | None) -> None:
     total, done = sum(len(part.indices) for part in parts), 0
     for part in parts:
         for index, look in work_through(part.source, part.indices, look_at):
@@ -243,14 +244,14 @@ def _read(parts: Sequence[Reading], progress: Progress | None) -> None:
                 progress(done, total)
 
 
-def look_at(picture: Picture) -> Look:
+def look_at(picture: Picture) -> ImageFacts:
     """Decode a picture as the loader does, and say what it is."""
     pixels = decode(picture).permute(1, 2, 0).contiguous().numpy()
     height, width = pixels.shape[:2]
     digest = hashlib.blake2b(f"{height}x{width}".encode(), digest_size=16)
     digest.update(pixels.data)
     if isinstance(picture, np.ndarray):
-        return Look(digest.digest(), height, width, "L" if picture.shape[2] == 1 else "RGB", "array")
+        return ImageFacts(digest.digest(), height, width, "L" if picture.shape[2] == 1 else "RGB", "array")
     try:
         with Image.open(
             io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS
@@ -258,10 +259,10 @@ def look_at(picture: Picture) -> Look:
             mode, kind = image.mode, image.format or "unknown"
     except Exception:  # a JPEG that torchvision reads and Pillow doesn't
         mode, kind = "unknown", "JPEG"
-    return Look(digest.digest(), height, width, mode, kind)
+    return ImageFacts(digest.digest(), height, width, mode, kind)
 
 
-def _describe(part: Reading) -> SplitReport:
+def _describe(part: SplitImages) -> SplitReport:
     source, looks = part.source, list(part.looks.values())
     counts = count_classes(source)
     classes = {name: int(count) for name, count in zip(source.class_names, counts, strict=True)}
@@ -300,7 +301,7 @@ def _range(values: Sequence[int]) -> Range | None:
     return Range(ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1])
 
 
-def _duplicates(parts: Sequence[Reading]) -> Duplicates:
+def _duplicates(parts: Sequence[SplitImages]) -> Duplicates:
     """Return the groups of images with the same pixels, with how many there are in each split and in two."""
     groups = [
         members
@@ -331,7 +332,7 @@ def _duplicates(parts: Sequence[Reading]) -> Duplicates:
     )
 
 
-def _found(other: Reading, parts: Sequence[Reading], name: str) -> Comparison:
+def _found(other: SplitImages, parts: Sequence[SplitImages], name: str) -> Comparison:
     """Return the images of another set that are in these splits."""
     here = _by_digest(parts)
     matches = [
@@ -354,15 +355,15 @@ def _found(other: Reading, parts: Sequence[Reading], name: str) -> Comparison:
     )
 
 
-def _by_digest(parts: Iterable[Reading]) -> dict[bytes, list[tuple[Reading, int]]]:
-    found: dict[bytes, list[tuple[Reading, int]]] = {}
+def _by_digest(parts: Iterable[SplitImages]) -> dict[bytes, list[tuple[SplitImages, int]]]:
+    found: dict[bytes, list[tuple[SplitImages, int]]] = {}
     for part in parts:
         for index, look in part.looks.items():
             found.setdefault(look.digest, []).append((part, index))
     return found
 
 
-def _name(part: Reading, index: int) -> NamedImage:
+def _name(part: SplitImages, index: int) -> NamedImage:
     return NamedImage(part.source.split, part.source.where(index), _classes(part.source, index))
 
 
@@ -371,7 +372,7 @@ def _classes(source: Source, index: int) -> list[str]:
     return [source.class_names[label] for label in labels]
 
 
-def _notes(parts: Sequence[Reading]) -> list[str]:
+def _notes(parts: Sequence[SplitImages]) -> list[str]:
     notes = [note for part in parts for note in part.source.notes]
     for part in parts:
         source = part.source
@@ -414,7 +415,9 @@ def draw_sheet(source: Source) -> Image.Image:
     for number, places in zip(shown.tolist(), members, strict=True):
         own = [tile for _, tile in islice(tiles, len(places))]
         name = name_class(source.class_names[number], number)
-        rows.append(Row(name, int(counts[number]), [None if isinstance(t, Unreadable) else t for t in own]))
+        rows.append(
+            SheetRow(name, int(counts[number]), [None if isinstance(t, Unreadable) else t for t in own])
+        )
     title = f"{source.name}:{source.split}, {counted(len(source), 'image')}, {counted(len(present), 'class')}"
     if len(shown) < len(present):
         title += f", {len(shown)} of them shown"

@@ -25,7 +25,7 @@ HEADER = ["class", "head"]
 SEVERAL = ";"
 
 
-class Head:
+class HeadClasses:
     """The classes of a model's head, and the names that each goes by."""
 
     def __init__(self, model: str, class_names: Sequence[str]) -> None:
@@ -86,7 +86,9 @@ class Matching:
     notes: tuple[str, ...] = ()
 
 
-def match(source: Source, head: Head, mapping: Mapping[str, Sequence[int]] | None, among: Among) -> Matching:
+def match(
+    source: Source, head: HeadClasses, mapping: Mapping[str, Sequence[int]] | None, among: Among
+) -> Matching:
     """Match a source's classes with a head's; without a mapping by name, which every class with images must have.
 
     Classes of the head are reported, unless one of the data's means several of them: then the data's own are.
@@ -149,7 +151,7 @@ def _notes(
         yield f"the mapping has {counted(len(strange), 'class')} that {source.name} hasn't: {listed(strange)}"
 
 
-def read_mapping(path: str | Path, head: Head) -> dict[str, tuple[int, ...]]:
+def read_mapping(path: str | Path, head: HeadClasses) -> dict[str, tuple[int, ...]]:
     """Return what each class of a mapping file means: places in the head, none where the file leaves it open.
 
     The file is a JSON object, class -> one or a list of names, WordNet ids or places in the head, or a CSV table with
@@ -217,7 +219,7 @@ def _from_csv(text: str, path: Path) -> dict[str, list[Any]]:
     return entries
 
 
-def _place(target: object, head: Head, who: str) -> int:
+def _place(target: object, head: HeadClasses, who: str) -> int:
     """Return the class of the head that a name or number of a mapping means; a name comes first."""
     if isinstance(target, str):
         name = clean(target)

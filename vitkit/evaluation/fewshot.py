@@ -278,6 +278,6 @@ def _check(shots: Sequence[int], seeds: int, l2: float | str) -> None:
     if len(set(shots)) < len(shots):
         raise InputError(f"shots are {', '.join(map(str, shots))}; name each number once")
     Bounds(at_least=1).check("seeds", seeds)
-    if isinstance(l2, str) and l2 != "sweep":
+    if l2 != "sweep" and not isinstance(l2, int | float):
         raise InputError(f"l2 is {l2!r}; expected a number above 0, or 'sweep'")
     Bounds(above=0).check("l2", l2)

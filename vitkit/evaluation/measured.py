@@ -91,7 +91,7 @@ class Measures(Result):
         return {key: value for key, value in super().to_json().items() if key not in absent}
 
 
-class Measured:
+class Predictions:
     """Logits of every image with its labels.
 
     logits: float32 (images, answers), finite.
@@ -238,7 +238,7 @@ def measure(
     preprocessing: Preprocessing,
     *,
     batch_size: int = 64,
-) -> Measured:
+) -> Predictions:
     """Run a model, where it is, over a source whose classes are the head's (open_data's `classes`)."""
     if model.config.num_classes != source.num_classes:
         raise InputError(
@@ -248,7 +248,7 @@ def measure(
     world = World(0, 1, next(model.parameters()).device)
     logits = SourcePass(source, preprocessing, world=world, batch_size=batch_size).logits(model).values
     check_finite(logits, "the model")
-    return Measured(logits, source)
+    return Predictions(logits, source)
 
 
 def check_finite(logits: np.ndarray, model: str) -> None:

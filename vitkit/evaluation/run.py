@@ -17,9 +17,9 @@ from vitkit.data.sources.source import Source, Subset
 from vitkit.data.spec import as_spec
 from vitkit.data.threads import Progress
 from vitkit.errors import InputError
-from vitkit.evaluation.classes import Among, Head, Matching, match, read_mapping
+from vitkit.evaluation.classes import Among, HeadClasses, Matching, match, read_mapping
 from vitkit.evaluation.imagenet import NUM_CLASSES
-from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measured, Measures, check_finite
+from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measures, Predictions, check_finite
 from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.real import RealAccuracy, read_real, real_accuracy, validation_numbers
 from vitkit.files import digest, written_whole
@@ -38,7 +38,7 @@ class Evaluation(Measures):
     """What `evaluate` measured, and of what."""
 
     model: str
-    weights_sha256: str | None
+    weights_sha256: str | None = None
     "Of the weights' file; None for a loaded model, whose weights may have changed since they were read."
     image_size: tuple[int, int]
     data: str
@@ -87,7 +87,7 @@ def evaluate(
         predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
         named = predictor.spec
         _check_model(predictor, named)
-        head = Head(named, predictor.class_names)
+        head = HeadClasses(named, predictor.class_names)
         source, is_labelled = _open(data, lists is not None)
         if lists is not None:
             _check_real(head, source, classes)
@@ -140,7 +140,7 @@ def _check_model(predictor: Predictor, named: str) -> None:
         raise InputError(f"{named} has weights that are not finite: they are broken")
 
 
-def _check_real(head: Head, source: Source, classes: Among) -> None:
+def _check_real(head: HeadClasses, source: Source, classes: Among) -> None:
     if classes == "data":
         raise InputError("ReaL chooses answers among all classes: leave out --classes data")
     if head.imagenet is None or len(set(head.imagenet.tolist())) < NUM_CLASSES:
@@ -173,7 +173,7 @@ def _kept(source: Source, matching: Matching | None) -> np.ndarray:
     return np.flatnonzero(matching.places[source.labels] >= 0)
 
 
-def _measured(logits: np.ndarray, source: Source, head: Head, matching: Matching) -> Measured:
+def _measured(logits: np.ndarray, source: Source, head: HeadClasses, matching: Matching) -> Predictions:
     answers = matching.answers
     if source.is_multi_label:
         labels = np.zeros((len(source), len(answers)), bool)
@@ -182,7 +182,7 @@ def _measured(logits: np.ndarray, source: Source, head: Head, matching: Matching
                 labels[:, place] |= source.labels[:, number]
     else:
         labels = matching.places[source.labels]
-    return Measured(
+    return Predictions(
         logits if len(answers) == len(head) else logits[:, answers],
         source,
         labels=labels,
@@ -203,7 +203,7 @@ def _check_folder(folder: Path, force: bool) -> None:
             raise InputError(f"{folder / name} exists; --force overwrites it, or take another --out")
 
 
-def _written(result: Evaluation, measured: Measured | None, folder: Path) -> Evaluation:
+def _written(result: Evaluation, measured: Predictions | None, folder: Path) -> Evaluation:
     """Write the pictures and, last, the results; return these with the paths of all."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

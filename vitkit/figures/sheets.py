@@ -36,7 +36,7 @@ COLUMN, COLUMN_GAP = 128, 4
 _INK, _MUTED, _PAPER = (THEME[name][0] for name in ("ink", "muted", "paper"))
 
 
-class Row(NamedTuple):
+class SheetRow(NamedTuple):
     """A class of a contact sheet: its name, its number of images, and some of them; None is unreadable."""
 
     name: str
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     tiles: Sequence[Image.Image | None]
 
 
-def contact_sheet(title: str, rows: Sequence[Row]) -> Image.Image:
+def contact_sheet(title: str, rows: Sequence[SheetRow]) -> Image.Image:
     """Return a row of small pictures for each class, with its name and number of images."""
     width = 2 * MARGIN + NAMES + TILES * (TILE + GAP) - GAP
     sheet = Image.new("RGB", (width, 2 * MARGIN + HEAD + len(rows) * (TILE + GAP) - GAP), _PAPER)

@@ -232,7 +232,7 @@ def _class_number(predictor: Predictor, target: str | int | None) -> int | None:
     raise InputError(f"the model has no class {target!r}{near}")
 
 
-class Kept(NamedTuple):
+class ShownImage(NamedTuple):
     """An image to be drawn: its place in the source, as it came, and as the model takes it."""
 
     place: int
@@ -248,11 +248,11 @@ def _measure(
     batch_size: int | None,
     found: Findings,
     advance: Callable[[int], None],
-) -> list[Kept]:
+) -> list[ShownImage]:
     """Sum up attention distances, a few images at a time, and return those images that are to be drawn."""
     config, preprocessing = predictor.model.config, predictor.preprocessing
     has_attention = isinstance(config, TransformerConfig)
-    kept: list[Kept] = []
+    kept: list[ShownImage] = []
     sums, count = np.zeros(()), 0
 
     def read(picture: Picture) -> tuple[Picture, Tensor]:
@@ -268,7 +268,7 @@ def _measure(
                 continue
             tensors.append(result[1])
             if index in shown:
-                kept.append(Kept(index, *result))
+                kept.append(ShownImage(index, *result))
         if tensors and has_attention:
             values = attention_distance(predictor, torch.stack(tensors), batch_size=batch_size)
             sums, count = sums + len(tensors) * values, count + len(tensors)
@@ -289,7 +289,7 @@ def _measure(
 def _map_photos(
     predictor: Predictor,
     source: Source,
-    kept: list[Kept],
+    kept: list[ShownImage],
     target: int | None,
     options: RolloutOptions,
     batch_size: int | None,

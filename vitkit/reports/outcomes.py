@@ -55,7 +55,7 @@ class Accuracy(Result):
 
 
 @dataclass(frozen=True)
-class Measured(Result):
+class MeasuredModel(Result):
     """The numbers over all images that `vit eval` wrote, by their names."""
 
     data: str | None
@@ -110,10 +110,10 @@ def accuracy_in_words(found: Accuracy) -> Html:
     return join([numbers.metric(found.metric, found.value), " ", element("small", words)])
 
 
-def read_measured(results: Mapping[str, Any]) -> Measured | None:
+def read_measured(results: Mapping[str, Any]) -> MeasuredModel | None:
     """Return the numbers over all images of what `vit eval` wrote, the one that counts first; None without any."""
     found = {name: results[name] for name in MEASURES if finite(results.get(name)) is not None}
-    return Measured(text(results.get("data")), finite(results.get("images")), found) if found else None
+    return MeasuredModel(text(results.get("data")), finite(results.get("images")), found) if found else None
 
 
 def result_sections(runs: Sequence[Run]) -> list[Html]:
@@ -126,7 +126,7 @@ def result_sections(runs: Sequence[Run]) -> list[Html]:
     return parts
 
 
-def _measured_parts(run: Run, measured: Measured) -> list[Html]:
+def _measured_parts(run: Run, measured: MeasuredModel) -> list[Html]:
     entries = [(MEASURES[name], numbers.metric(name, value)) for name, value in measured.metrics.items()]
     if measured.images is not None:
         entries.append(("Images", f"{measured.images:,.0f}"))

@@ -21,7 +21,7 @@ from vitkit.models.names import changed_shape
 from vitkit.reports import curves
 from vitkit.reports.outcomes import (
     Accuracy,
-    Measured,
+    MeasuredModel,
     accuracy_in_words,
     best_of,
     finetuning_sections,
@@ -66,7 +66,7 @@ class RunSummary(Result):
     best: Accuracy | None
     final: Mapping[str, float]
     "The last value of each metric."
-    measured: Measured | None
+    measured: MeasuredModel | None
     "What `vit eval` measured of its model."
     seconds: float | None
     images_per_second: float | None

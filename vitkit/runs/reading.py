@@ -308,9 +308,12 @@ def _find_runs(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
     if _is_run(folder):
         yield folder
     elif depth:
-        for path in folder.iterdir():
-            if path.is_dir() and not path.name.startswith("."):
-                yield from _find_runs(path, depth - 1)
+        try:
+            paths = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
+        except OSError:  # a folder that this user may not read
+            return
+        for path in paths:
+            yield from _find_runs(path, depth - 1)
 
 
 def _row(folder: Path, root: Path) -> RunRow:

@@ -38,7 +38,7 @@ from vitkit.training.distributed import blocks, replicate, shard
 from vitkit.training.graphs import Passes, Recorded, both_passes
 from vitkit.training.optimizers import build_optimizer, freeze_parameters
 from vitkit.training.schedules import Duration, build_schedule, parse_duration
-from vitkit.weights.load import LoadedModel, find_source, load_model, resample_to
+from vitkit.weights.load import LoadedModel, find_model, load_model, resample_to
 from vitkit.world import World
 
 if TYPE_CHECKING:
@@ -187,12 +187,12 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
 
 def is_trained(config: TrainConfig, inputs: Inputs) -> bool:
     """Say whether a run starts from trained weights."""
-    return inputs.start is not None or find_source(config.model["name"]).path is not None
+    return inputs.start is not None or find_model(config.model["name"]).path is not None
 
 
 def check_family(config: TrainConfig) -> None:
     """Refuse an objective that an untrained model's family isn't made for; a trained one is asked once it is loaded."""
-    if config.objective.name != "supervised" and find_source(config.model["name"]).path is None:
+    if config.objective.name != "supervised" and find_model(config.model["name"]).path is None:
         check_patches(model_config(config.model["name"]), config.objective.name)
 
 
@@ -240,7 +240,7 @@ def build_model(
     if not isinstance(new_head, bool):
         raise InputError(f"new_head in model is {new_head!r}; expected true or false")
     torch.manual_seed(config.seed)
-    if start is None and find_source(name).path is None:
+    if start is None and find_model(name).path is None:
         sized = {} if size is None else {"image_size": size}
         wanted = model_config(name, **{**settings, **sized, "num_classes": len(class_names)})
         return build_module(wanted), given_preprocessing(config, default_preprocessing(wanted)), ()

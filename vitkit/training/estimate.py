@@ -83,8 +83,9 @@ def _surprises(config: TrainConfig, parts: RunParts) -> Iterator[str]:
     span, total = round(1 / (1 - config.average)) if config.average else 0, parts.periods.total
     if span > total / 3:
         # A tenth of the run is short enough to leave the first, poor weights behind.
+        tenth = 1 - float(f"{10 / total:.1g}")
         advice = (
-            f"average={1 - 10 / total:.3g} reaches back a tenth of it" if total >= 20 else "set average=0"
+            f"average={tenth:g} reaches back a tenth of it" if total >= 20 else "average=null trains without"
         )
         yield (
             f"the average of weights reaches back about {span:,} steps, the run has {total:,}: "

@@ -174,11 +174,11 @@ def explain(recipe: str | Path, changes: Sequence[str] = ()) -> Explanation:
 def _model(config: TrainConfig, notes: list[str]) -> ModelConfig | None:
     """Return the config of the model that the run builds, or None and a note where its start isn't there."""
     from vitkit.training.build import build_model, check_family
-    from vitkit.weights.load import find_source
+    from vitkit.weights.load import find_model
 
     name = config.model["name"]
     try:
-        is_trained = find_source(name).path is not None
+        is_trained = find_model(name).path is not None
     except InputError as error:
         if not re.search(r"^/|[.~:@]", name):  # what every MODEL with weights has, and no name
             raise

@@ -235,7 +235,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptModel:
     """Which weights a model folder holds."""
 
     step: int
@@ -274,10 +274,10 @@ class KeptModels:
             multi_label = self.parts.source.is_multi_label and getattr(self.parts.objective, "sigmoid", False)
             stored = Stored(model.config, self.parts.preprocessing, self.parts.class_names, multi_label)
             fill_folder(new, stored, weights)
-            entry = asdict(Kept(step, folder_digest(new)))
+            entry = asdict(KeptModel(step, folder_digest(new)))
             self.folder.update(models={**known, name: [entry, *known.get(name, [])[:1]]})
 
-    def held(self, name: str, state: Mapping[str, Any] = MappingProxyType({})) -> Kept | None:
+    def held(self, name: str, state: Mapping[str, Any] = MappingProxyType({})) -> KeptModel | None:
         """Return what a folder holds, if it is whole: known by its digest, or, of an older run, readable.
 
         state: what the checkpoint says, from which the run resumes.
@@ -287,7 +287,7 @@ class KeptModels:
             found = folder_digest(self.path / name)
             if not known:
                 read_model(self.path / name)
-                return Kept(-1, found)
+                return KeptModel(-1, found)
         except (OSError, InputError):
             return None
         return next((entry for entry in known if entry.sha256 == found), None)
@@ -296,10 +296,10 @@ class KeptModels:
         """Say whether a folder should be there."""
         return bool(self._known(name, state))
 
-    def _known(self, name: str, state: Mapping[str, Any]) -> list[Kept]:
+    def _known(self, name: str, state: Mapping[str, Any]) -> list[KeptModel]:
         assert self.folder is not None
         lists = (models.get(name, []) for models in (self.folder.record["models"], state.get("models", {})))
-        return [Kept(**entry) for entries in lists for entry in entries]
+        return [KeptModel(**entry) for entries in lists for entry in entries]
 
 
 def folder_digest(folder: Path) -> str:

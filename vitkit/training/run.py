@@ -288,8 +288,8 @@ def _other_than_before(
         )
     if changed["measured"]:
         yield (
-            "the evaluation data has changed since the run started: results from before and after this step can't "
-            "be compared"
+            "the evaluation data has changed since the run started, in its labels, or in its files or their times: if "
+            "images or labels are others, results from before and after this step can't be compared"
         )
 
 

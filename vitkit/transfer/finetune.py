@@ -129,16 +129,20 @@ class ProtocolRun:
 
 
 class NestedRun:
-    """Passes on what a run inside another says, except for the kinds of notes that the outer one has said."""
+    """Passes on what runs inside another say: each warning once, and no kind of note that the outer one has said."""
 
     def __init__(self, listener: Listener, said: Collection[Kind]) -> None:
         self.listener, self.said = listener, frozenset(said)
         self.start, self.stepped = listener.start, listener.stepped
         self.metrics, self.stop = listener.metrics, listener.stop
+        self._warnings: set[str] = set()
 
     def note(self, line: Note) -> None:
-        if line.kind not in self.said:
-            self.listener.note(line)
+        if line.kind in self.said or line in self._warnings:
+            return
+        if line.kind == "warning":  # runs that differ in a seed or a rate alone would repeat it
+            self._warnings.add(line)
+        self.listener.note(line)
 
 
 def finetune(

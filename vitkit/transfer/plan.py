@@ -28,7 +28,7 @@ from vitkit.training.microbatch import sizes
 from vitkit.training.schedules import build_schedule
 from vitkit.transfer.protocols import (
     QUICK_EPOCHS,
-    Rule,
+    TrainingRule,
     TransferConfig,
     fitting_size,
     hyper_rule,
@@ -40,7 +40,7 @@ from vitkit.transfer.protocols import (
     quick_settings,
     without_regularisation,
 )
-from vitkit.weights.load import LoadedModel, find_source, load_model
+from vitkit.weights.load import LoadedModel, find_model, load_model
 
 MINUTES = 10.0
 CPU_MICRO_BATCH = 32
@@ -74,7 +74,7 @@ def load_start(model: str | os.PathLike[str] | Predictor) -> Start:
         start = Start(model.spec, loaded, True)
     else:
         spec = os.fspath(model)
-        start = Start(spec, load_model(spec), find_source(spec).path is not None)
+        start = Start(spec, load_model(spec), find_model(spec).path is not None)
     check_rgb(start.config, start.spec)
     return start
 
@@ -94,7 +94,7 @@ class Plan:
     start: Start
     protocol: str
     transfer: TransferConfig
-    rule: Rule
+    rule: TrainingRule
     settings: dict[str, Any]
     changes: list[str]
     whole: TrainDev

@@ -72,7 +72,7 @@ def part_changes(changes: Sequence[str]) -> tuple[TransferConfig, list[str]]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class TrainingRule:
     """How long and how large a data set is fine-tuned."""
 
     steps: int
@@ -89,11 +89,11 @@ _GRID = (0.001, 0.003, 0.01, 0.03)
 _TABLE = "ViT's table 4"
 # The paper's data sets by their names here. Warm-ups are those of the official code.
 PAPER = {
-    "imagenet": Rule(20_000, 500, 384, (0.003, 0.01, 0.03, 0.06), 1, _TABLE),
-    "cifar10": Rule(10_000, 500, 384, _GRID, 2, _TABLE),
-    "cifar100": Rule(10_000, 500, 384, _GRID, 2, _TABLE),
-    "pets": Rule(500, 100, 384, _GRID, 10, _TABLE),
-    "flowers102": Rule(500, 100, 384, _GRID, 10, _TABLE),
+    "imagenet": TrainingRule(20_000, 500, 384, (0.003, 0.01, 0.03, 0.06), 1, _TABLE),
+    "cifar10": TrainingRule(10_000, 500, 384, _GRID, 2, _TABLE),
+    "cifar100": TrainingRule(10_000, 500, 384, _GRID, 2, _TABLE),
+    "pets": TrainingRule(500, 100, 384, _GRID, 10, _TABLE),
+    "flowers102": TrainingRule(500, 100, 384, _GRID, 10, _TABLE),
 }
 LEARNING_RATE = 0.01
 "Of the paper's protocol without a sweep: the middle of its grids."
@@ -101,20 +101,20 @@ QUICK_EPOCHS = 20
 "A quick run sees each image at most so often: later epochs add little."
 
 
-def named_rule(spec: DataSpec) -> Rule | None:
+def named_rule(spec: DataSpec) -> TrainingRule | None:
     """Return the paper's own rule for a data set that has its name, or that is in a folder of that name."""
     return None if spec.source.startswith("vtab/") else PAPER.get(Path(spec.source).name)
 
 
-def hyper_rule(num_images: int, area: int) -> Rule:
+def hyper_rule(num_images: int, area: int) -> TrainingRule:
     """Return BiT-HyperRule's length and resolution for a data set of so many images of so many pixels."""
     size = 128 if area < 96 * 96 else 384
     origin = f"BiT-HyperRule for {num_images:,} images"
     if num_images < 20_000:
-        return Rule(500, 100, size, _GRID, 10, origin)
+        return TrainingRule(500, 100, size, _GRID, 10, origin)
     if num_images < 500_000:
-        return Rule(10_000, 500, size, _GRID, 2, origin)
-    return Rule(20_000, 500, size, _GRID, 1, origin)
+        return TrainingRule(10_000, 500, size, _GRID, 2, origin)
+    return TrainingRule(20_000, 500, size, _GRID, 1, origin)
 
 
 def fitting_size(config: ModelConfig, size: Size) -> tuple[int, int]:
@@ -130,7 +130,7 @@ def in_proportion(config: ModelConfig, side: int) -> tuple[int, int]:
     return fitting_size(config, (round(scale * config.size[0]), round(scale * config.size[1])))
 
 
-def paper_settings(rule: Rule, image_size: Size) -> dict[str, Any]:
+def paper_settings(rule: TrainingRule, image_size: Size) -> dict[str, Any]:
     """Return the settings of ViT's fine-tuning: SGD with momentum, no decay, clipping at 1, cosine to 0."""
     return {
         "data": {"pipeline": f"inception_crop({write_size(image_size)})|flip"},

@@ -47,7 +47,7 @@ class PublishedAccuracy(Result):
     std: float | None
 
 
-def size_of(config: ModelConfig) -> str | None:
+def paper_size(config: ModelConfig) -> str | None:
     """Return the paper's name of a model, from its shape; None for one that table 5 doesn't have."""
     if type(config) is not ViTConfig:
         return None
@@ -60,7 +60,7 @@ def size_of(config: ModelConfig) -> str | None:
 
 def published_columns(config: ModelConfig) -> dict[str, dict[str, PublishedAccuracy]]:
     """Return all of table 2, and the models of this size of table 5: each column's accuracy by data set."""
-    size = size_of(config) or SMALLEST
+    size = paper_size(config) or SMALLEST
     columns = {f"{name}, table 2": _column(numbers) for name, numbers in TABLE_2.items()}
     same = {name: numbers for name, numbers in TABLE_5.items() if name.split()[0] == size}
     return columns | {f"{name}, table 5": _column(numbers) for name, numbers in same.items()}

@@ -107,7 +107,7 @@ class SuiteResult(Result):
 
 
 @dataclass(frozen=True)
-class Job:
+class SuiteJob:
     """One row of the table before it is known: what makes it, and the operations that this takes."""
 
     run: Callable[[], SuiteRow | None]
@@ -150,11 +150,11 @@ def run_suite(
         hint = ": name a folder, as in vit finetune MODEL ./data --suite paper" if folder is None else ""
         raise InputError(f"{root} holds no data set of the suite; expected {', '.join(SETS)} or {VTAB}{hint}")
     start, within = load_start(model), NestedRun(listener, SAID)
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, SuiteJob] = {}
     results: dict[str, SuiteRow] = {}
     refused: dict[str, InputError] = {}
 
-    def finetune_job(name: str, data: str, plan: Plan) -> Job:
+    def finetune_job(name: str, data: str, plan: Plan) -> SuiteJob:
         request = FinetuneRequest(start.spec, data, tuple(settings), seeds=seeds)
 
         def finetuned() -> SuiteRow | None:
@@ -163,8 +163,8 @@ def run_suite(
             return None if result.status == "stopped" else finetuned_row(name, result, plan, settings)
 
         if not plan.has_duration:
-            return Job(finetuned, seconds=plan.minutes * 60 * seeds)
-        return Job(finetuned, plan.operations(seeds))
+            return SuiteJob(finetuned, seconds=plan.minutes * 60 * seeds)
+        return SuiteJob(finetuned, plan.operations(seeds))
 
     for name, found in here.items():
         try:
@@ -184,7 +184,7 @@ def run_suite(
             assert isinstance(row, FinetunedRow)
             return real_row(path / REAL_VALUES, row, real, measured, device, force)
 
-        jobs["real"] = Job(real_values)
+        jobs["real"] = SuiteJob(real_values)
     else:
         absent["real"] = real
     if tasks:
@@ -211,7 +211,7 @@ def run_suite(
             for task in tasks.values()
             if isinstance(task, Exercise)
         )
-        jobs["vtab"] = Job(vtab_values, sum(flops))
+        jobs["vtab"] = SuiteJob(vtab_values, sum(flops))
     absent = {name: absent[name] for name in ROWS if name in absent and name not in jobs}
     for line in (
         *start.loaded.notes,
@@ -242,7 +242,7 @@ def run_suite(
     return document
 
 
-def announcement(jobs: Mapping[str, Job], seeds: int, device: torch.device) -> list[Note]:
+def announcement(jobs: Mapping[str, SuiteJob], seeds: int, device: torch.device) -> list[Note]:
     """Say how long all of it will take, and how it would take less."""
     seconds = sum(job.seconds for job in jobs.values())
     seconds += seconds_for(sum(job.flops for job in jobs.values()), device)
@@ -257,7 +257,7 @@ def announcement(jobs: Mapping[str, Job], seeds: int, device: torch.device) -> l
 
 
 def run_jobs(
-    jobs: Mapping[str, Job], results: dict[str, SuiteRow], listener: Listener
+    jobs: Mapping[str, SuiteJob], results: dict[str, SuiteRow], listener: Listener
 ) -> tuple[dict[str, str], bool]:
     """Fill in the rows; return why some failed, and whether someone asked to stop."""
     failures: dict[str, str] = {}
@@ -392,16 +392,16 @@ def table_cells(document: SuiteResult) -> tuple[list[str], list[list[str]]]:
     rows = []
     for name in names:
         row = document.results.get(name)
-        theirs = [percent(column[name]) if name in column else "-" for column in published.values()]
+        theirs = [with_spread(column[name]) if name in column else "-" for column in published.values()]
         if row is None:
             rows.append([name, "-", "", *theirs])
         else:
             star = "*" if row.remarks else ""
-            rows.append([name, percent(row) + star, row.protocol.partition(":")[0], *theirs])
+            rows.append([name, with_spread(row) + star, row.protocol.partition(":")[0], *theirs])
     return ["data", document.model, "protocol", *published], rows
 
 
-def percent(number: SuiteRow | PublishedAccuracy) -> str:
+def with_spread(number: SuiteRow | PublishedAccuracy) -> str:
     """Return a mean with its deviation."""
     spread = "" if number.std is None else f" ± {number.std * 100:.2f}"
     return f"{number.accuracy * 100:.2f}{spread}"

@@ -58,7 +58,7 @@ def to_json(stored: Stored) -> dict[str, Any]:
     }
 
 
-def from_json(entry: Any) -> Stored:
+def read_stored(entry: Any) -> Stored:
     """Return what a 'vitkit' entry says, checked."""
     if not isinstance(entry, dict):
         raise InputError("the entry 'vitkit' is not an object")

@@ -35,7 +35,7 @@ class Layout(Protocol):
 
 
 @dataclass(frozen=True)
-class Row:
+class WrittenFormat:
     """How a format is written."""
 
     peer: str
@@ -48,12 +48,12 @@ class Row:
     "Whether it can be a folder."
 
 
-FORMATS: dict[Format, Row] = {
-    "vitkit": Row("vitkit", None, (".safetensors", ".pth"), True),
-    "npz": Row("Google's code", google, (".npz",), False),
-    "timm": Row("timm", timm, (".safetensors", ".pth"), True),
-    "hf": Row("transformers", huggingface, (), True),
-    "torchvision": Row("torchvision", torchvision, (".pth", ".safetensors"), False),
+FORMATS: dict[Format, WrittenFormat] = {
+    "vitkit": WrittenFormat("vitkit", None, (".safetensors", ".pth"), True),
+    "npz": WrittenFormat("Google's code", google, (".npz",), False),
+    "timm": WrittenFormat("timm", timm, (".safetensors", ".pth"), True),
+    "hf": WrittenFormat("transformers", huggingface, (), True),
+    "torchvision": WrittenFormat("torchvision", torchvision, (".pth", ".safetensors"), False),
 }
 # In the order in which a file's layout is looked for: timm's names are the plainest, so that it comes last.
 LAYOUTS: tuple[Layout, ...] = (google, huggingface, torchvision, timm)

@@ -41,7 +41,7 @@ from vitkit.weights.files import (
     read_json,
     read_tensors,
 )
-from vitkit.weights.folder import Stored, from_json, preprocessing_in_words, sidecar
+from vitkit.weights.folder import Stored, preprocessing_in_words, read_stored, sidecar
 from vitkit.weights.public import PublicWeights, download, find_timm_weights, find_weights
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -86,7 +86,7 @@ class LoadedModel:
 
 
 @dataclass
-class Source:
+class FoundModel:
     """What a MODEL string means: a path with weights, or none for an untrained model; the model, if it was named."""
 
     path: Path | None
@@ -110,7 +110,7 @@ def load_model(
     adapts the first convolution; accept names tensors (patterns) that may be unused or missing.
     """
     accept = (accept,) if isinstance(accept, str) else accept
-    source = find_source(spec, announce)
+    source = find_model(spec, announce)
     if source.path is None:
         assert source.named is not None
         asked = {"image_size": image_size, "num_classes": num_classes, "channels": channels}
@@ -150,13 +150,13 @@ def resample_to(loaded: LoadedModel, image_size: Size) -> None:
     loaded.preprocessing = dataclasses.replace(loaded.preprocessing, image_size=loaded.model.config.size)
 
 
-def find_source(spec: str | Path, announce: Callable[[str], None] | None = None) -> Source:
+def find_model(spec: str | Path, announce: Callable[[str], None] | None = None) -> FoundModel:
     """Return what a MODEL string means; an existing path wins, otherwise it is split at the first @."""
     text, announce = str(spec), announce or _say
     if text.startswith("hf-hub:"):
-        return Source(download(text.removeprefix("hf-hub:"), announce))
+        return FoundModel(download(text.removeprefix("hf-hub:"), announce))
     if path := _existing(text):
-        return Source(_model_folder(path))
+        return FoundModel(_model_folder(path))
     if "@" in text:
         name, _, rest = text.partition("@")
         run = _existing(name)
@@ -164,10 +164,10 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
             if rest != "last":
                 raise InputError(f"{text!r}: a run has its best model (no @) and @last, not @{rest}")
             first = run / "seed-0" / "run" / "model-last"  # of a fine-tuning, whose model is its first seed's
-            return Source(_model_folder(first if first.is_dir() else run / "model-last"))
+            return FoundModel(_model_folder(first if first.is_dir() else run / "model-last"))
         _check_name(name)
         if path := _existing(rest):
-            return Source(_model_folder(path), name)
+            return FoundModel(_model_folder(path), name)
         if _looks_like_path(rest):
             raise InputError(f"no such file: {rest}")
         return _public(find_weights(name, rest), announce)
@@ -176,12 +176,12 @@ def find_source(spec: str | Path, announce: Callable[[str], None] | None = None)
     if _looks_like_path(text):
         raise _absent(text)
     _check_name(text)
-    return Source(None, text)
+    return FoundModel(None, text)
 
 
 def weight_file(spec: str | Path) -> Path | None:
     """Return the file with the weights of a MODEL string that names what is here; None for others."""
-    path = find_source(spec).path if paths_in(spec) else None
+    path = find_model(spec).path if paths_in(spec) else None
     return None if path is None else _open(path)[0]
 
 
@@ -364,7 +364,7 @@ def _open(path: Path) -> tuple[Path, Document | None, Stored | None]:
 
 def _read_stored(entry: Any, path: Path) -> Stored:
     with _blaming(path):
-        return from_json(entry)
+        return read_stored(entry)
 
 
 @contextmanager
@@ -435,9 +435,9 @@ def _model_folder(path: Path) -> Path:
     return path
 
 
-def _public(row: PublicWeights, announce: Callable[[str], None]) -> Source:
+def _public(row: PublicWeights, announce: Callable[[str], None]) -> FoundModel:
     folder = download(row.hub_id, announce, row.size_bytes(), row.licence)
-    return Source(folder, row.name, row)
+    return FoundModel(folder, row.name, row)
 
 
 def _looks_like_path(text: str) -> bool:

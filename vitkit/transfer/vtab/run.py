@@ -97,6 +97,9 @@ def vtab(
     learn, config = _learner(model, settings, folder, device, listener)
     reads = [*paths_in(named), *([] if data == SHAPES else [Path(data).expanduser()])]
     todo = [task for name in chosen if isinstance(task := found[name], Exercise)]
+    for name, task in found.items():
+        if isinstance(task, Exercise) and name not in chosen:
+            task.opened.clear()  # may hold whole sets of pixels
     with RunFolder(
         folder,
         settings.to_json(),
@@ -128,6 +131,7 @@ def _run_tasks(
     errors: dict[str, str] = {}
     for number, task in enumerate(tasks, 1):
         if _read(folder, task) is not None:
+            task.opened.clear()
             listener.note(Note(f"{task.name} ({number} of {len(tasks)}): already finished", "progress"))
             continue
         listener.note(Note(f"{task.name} ({number} of {len(tasks)})", "progress"))
