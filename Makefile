@@ -20,7 +20,7 @@ help:
 	@echo "make lint        check format, style and types"
 	@echo "make format      put files into the format"
 	@echo "make docs        build the documentation as a site: site/index.html"
-	@echo "make quickstart  pre-train, fine-tune and compare: three minutes on two cores"
+	@echo "make quickstart  pre-train, fine-tune and compare: three to four minutes on two cores"
 	@echo "make clean       remove .venv and caches"
 
 test: $(INSTALLED)

@@ -95,7 +95,11 @@ def test_shared_flags_read_the_same_everywhere() -> None:
         for param in command.params:
             texts.setdefault(param.opts[0], set()).add(param.help)
     assert {len(texts[flag]) for flag in ("--json", "--run", "--device", "--names", "--image-size")} == {1}
-    assert texts["--force"] == {"Start over, deleting the existing run.", "Overwrite existing output."}
+    assert texts["--force"] == {
+        "Start over, deleting the existing run.",
+        "Start over, deleting the existing shards.",
+        "Overwrite existing output.",
+    }
 
 
 def test_no_verb_shows_the_help(vit) -> None:

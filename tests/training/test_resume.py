@@ -358,7 +358,7 @@ def test_what_is_other_than_before_is_said(tmp_path: Path, monkeypatch: pytest.M
     assert [line.partition(":")[0] for line in tiny_runs.warnings(listener)] == [
         "resumed with 3 CPU threads, started with 1 CPU thread",
         "the training data has changed since the run started, in its labels, or in its files or their times",
-        "the evaluation data has changed since the run started",
+        "the evaluation data has changed since the run started, in its labels, or in its files or their times",
     ]
     again = tiny_runs.Listener()
     tiny_runs.run_tiny(run, listener=again)  # it is done

@@ -204,7 +204,7 @@ def test_the_first_and_last_pictures_are_kept(tmp_path: Path) -> None:
         3,
     )  # images of 8 pixels, 16 times as large
     columns = [slice(0, 128), slice(132, 260), slice(264, 392)]
-    assert all(first[:head, column].min() == 0 for column in columns)
+    assert all(first[:head, column].min() < 64 for column in columns)  # dark letters
     assert np.array_equal(first[:head], last[:head])
     for column, same in zip(columns, (True, True, False), strict=True):
         assert np.array_equal(first[:, column], last[:, column]) == same
