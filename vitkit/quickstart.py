@@ -1,4 +1,4 @@
-"""The quickstart: pre-train on shapes without labels, fine-tune on digits, beside the same model from scratch."""
+"""The quickstart: pre-train on shapes without labels, fine-tune on digits, next to the same model from scratch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class QuickstartResult(Result):
     next: tuple[str, ...]
     "Commands to try."
     seconds: float | None
-    "Of all of it; None where an earlier call had begun it."
+    "Time of the whole quickstart; None if it was resumed."
     date: str
     environment: Mapping[str, str | float]
 

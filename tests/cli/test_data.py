@@ -127,7 +127,7 @@ def test_json_is_what_python_returns(vit: Vit, photos: Path) -> None:
 def test_against_another_set(vit: Vit, photos: Path) -> None:
     answer = vit("data", "./photos:train", "--against", "./photos")
     assert "images of ./photos:test that are here: 0 of 4" in answer.out.splitlines()
-    assert "./photos: took 'test', beside it are train" in answer.err.splitlines()
+    assert "./photos: using split 'test' (also: train)" in answer.err.splitlines()
     shutil.copy(photos / "train/cat/1.png", photos / "test/cat/leak.png")
     said = vit("data", "./photos:train", "--against", "./photos").out.splitlines()
     assert said[-2:] == [

@@ -23,7 +23,7 @@ from vitkit.errors import InputError
 def test_built_in_data_needs_no_files() -> None:
     digits = open_data("digits", default="measure")
     assert (digits.split, digits.num_classes) == ("test", 10)
-    assert digits.notes == ("digits: took 'test', beside it are train, val",)
+    assert digits.notes == ("digits: using split 'test' (also: train, val)",)
     everything = open_data("digits:all", default="train")
     assert len(everything) == 1797
     assert (

@@ -18,7 +18,7 @@ from vitkit.errors import InputError
 
 def test_a_verb_takes_its_own_split_and_says_so() -> None:
     three = ["train", "val", "test"]
-    assert choose_split(three, None, "train", "x") == ("train", ["x: took 'train', beside it are val, test"])
+    assert choose_split(three, None, "train", "x") == ("train", ["x: using split 'train' (also: val, test)"])
     assert choose_split(three, None, "measure", "x")[0] == "test"
     assert choose_split(["train", "val"], None, "measure", "x")[0] == "val"
     assert choose_split(three, "validation", "measure", "x") == ("val", [])

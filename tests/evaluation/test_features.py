@@ -105,7 +105,7 @@ def test_the_cache_saves_the_second_run(cache: Path) -> None:
     first, seen = count_runs(predictor, "digits[:33]")
     assert seen == 33 and first.class_names == tuple("0123456789")
     assert first.labels.tolist() == open_data("digits:test[:33]").labels.tolist()
-    assert first.notes == ("digits: took 'test', beside it are train, val",)
+    assert first.notes == ("digits: using split 'test' (also: train, val)",)
     again, seen = count_runs(make_predictor(), "digits:test[:33]")
     assert seen == 0 and isinstance(again.x, np.memmap)
     np.testing.assert_array_equal(first.x, again.x)

@@ -74,7 +74,7 @@ def inception_box(
 def resize(
     image: Tensor, random: np.random.Generator, size: Size, interpolation: Interpolation = "bilinear"
 ) -> Tensor:
-    """Resize to height and width, whatever the ratio of the sides was."""
+    """Resize to height and width; the aspect ratio may change."""
     return resample(image, as_size(size), interpolation)
 
 
@@ -156,7 +156,7 @@ def batched_inception_crop(
 def batched_resize(
     images: Tensor, draw: Draw, size: Size, interpolation: Interpolation = "bilinear"
 ) -> Tensor:
-    """Resize to height and width, whatever the ratio of the sides was."""
+    """Resize to height and width; the aspect ratio may change."""
     if images.shape[-2:] == as_size(size):
         return images
     floats = F.interpolate(images.float(), as_size(size), mode=interpolation, antialias=True)

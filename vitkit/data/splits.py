@@ -43,8 +43,8 @@ def choose_split(
     for split in wanted:
         if split in available:
             others = ", ".join(other for other in available if other != split)
-            beside = f", beside it are {others}" if others else ""
-            return split, [Note(f"{name}: took {split!r}{beside}", "data")]
+            also = f" (also: {others})" if others else ""
+            return split, [Note(f"{name}: using split {split!r}{also}", "data")]
     raise InputError(
         f"{name} has no {' or '.join(wanted)} split, only {', '.join(available)}: "
         f"name the one to take, such as '{name}:{available[0]}'"

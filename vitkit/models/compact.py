@@ -25,7 +25,7 @@ class Tokenizer(nn.Module):
         channels = config.channels
         for index in range(config.convolutions):
             last = index == config.convolutions - 1
-            channels_out = config.width if last else 64  # as published, whatever the width
+            channels_out = config.width if last else 64  # as published, at every width
             self.conv_layers.append(_conv_block(config, channels, channels_out))
             channels = channels_out
 

@@ -106,7 +106,7 @@ def recomputed(block: nn.Module, *inputs: Any) -> Tensor:
     """Return block(*inputs), of which the backward pass computes all but the inputs once more (activation checkpointing).
 
     The block keeps the weights that `run_in` lends it now, since by then they are given back. Parameters of its own
-    stay where they are: FSDP gathers them anew.
+    stay where they are: FSDP gathers them again.
     """
     lent = {name: tensor for name, tensor in block.named_parameters() if not isinstance(tensor, nn.Parameter)}
     tensors = {**lent, **dict(block.named_buffers())}

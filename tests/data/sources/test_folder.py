@@ -52,7 +52,7 @@ def test_splits_go_by_any_of_their_words(tmp_path: Path, word: str) -> None:
     train = open_data(root, default="train")
     assert found(train) == [("a", "train.png"), ("b", "train.png")]
     assert train.notes == (
-        f"{root}: took 'train', beside it are val",
+        f"{root}: using split 'train' (also: val)",
         f"{root}: 2 classes, sorted by name: a, b",
     )
     for asked in ("", ":val", f":{word}"):
@@ -130,7 +130,7 @@ def test_other_folders_beside_splits_are_left_out_and_told(tmp_path: Path) -> No
     source = open_data(write(tmp_path, files) + ":train", default="train")
     assert found(source) == [("a", "1.png")]
     assert source.notes == (
-        f"{tmp_path}: left out labels, beside the folders of its splits",
+        f"{tmp_path}: skipped labels, next to the folders of its splits",
         f"{tmp_path}/train: left out 2 files, not images: 1 .xml, 1 .txt",
         f"{tmp_path}: 1 class, sorted by name: a",
     )
@@ -185,7 +185,7 @@ def test_a_class_without_images_is_an_error_but_to_who_looks_for_faults(tmp_path
 def test_a_split_without_images_is_left_out_and_told(tmp_path: Path) -> None:
     root = write(tmp_path, {"train/a/b/1.png": b"", "val/a/b/2.png": b""})
     (tmp_path / "test/a/b").mkdir(parents=True)
-    assert f"{root}: left out test (no images), beside the folders of its splits" in open_data(root).notes
+    assert f"{root}: skipped test (no images), next to the folders of its splits" in open_data(root).notes
     assert open_data(root, default="measure").split == "val"
     assert error(f"{root}:test") == f"{root} has no split 'test'; it has train, val, all"
 

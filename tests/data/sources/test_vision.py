@@ -256,7 +256,7 @@ def test_class_names_are_torchvisions_but_for_imagenets_ids(tmp_path: Path) -> N
     source = open_data(f"pets[root={tmp_path}]", default="measure")
     assert source.class_names == ("Abyssinian", "Great Pyrenees")
     assert source.notes == (
-        "pets: took 'test', beside it are train",
+        "pets: using split 'test' (also: train)",
         "pets: 2 classes, in torchvision's order: Abyssinian, Great Pyrenees",
     )
 

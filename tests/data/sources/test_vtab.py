@@ -69,7 +69,7 @@ def test_every_split_of_the_shared_layout(root: Path) -> None:
 
 def test_without_a_split_training_takes_both_and_measuring_test(root: Path) -> None:
     train = open_data(f"vtab/dtd[root={root}]")
-    assert (train.split, train.notes) == ("train800val200", ("vtab/dtd: took 'train800val200'",))
+    assert (train.split, train.notes) == ("train800val200", ("vtab/dtd: using split 'train800val200'",))
     assert open_data(f"vtab/dtd[root={root}]", default="measure").split == "test"
 
 

@@ -56,7 +56,7 @@ def open_folder(
     else:
         split, notes = choose_split(list(splits or MADE), spec.split, default, name)
     if left_out:
-        notes.append(Note(f"{name}: left out {listed(left_out)}, beside the folders of its splits", "data"))
+        notes.append(Note(f"{name}: skipped {listed(left_out)}, next to the folders of its splits", "data"))
     folders = {"all": root}
     if splits:
         folders = splits if split == "all" else {split: splits[split]}

@@ -195,7 +195,7 @@ def open_task(
     splits = _present(folder) if folder else SPLITS
     if split is None:
         split = "train800val200" if default == "train" else "test"
-        notes.append(Note(f"{shown}: took {split!r}", "data"))
+        notes.append(Note(f"{shown}: using split {split!r}", "data"))
     elif split not in (*SPLITS, "all") or (folder and split != "all" and split not in splits):
         hint = did_you_mean(split, splits) or ";"
         raise InputError(f"{shown} has no split {split!r}{hint} it has {', '.join(splits)}, all")
