@@ -12,13 +12,14 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q --durations=10
 FAST = not slow and not gpu and not browser
 REST = (slow or browser) and not gpu
 
-.PHONY: help test test-slow lint format docs quickstart clean
+.PHONY: help test test-slow lint format settings docs quickstart clean
 
 help:
 	@echo "make test        set up .venv and run the fast tests"
 	@echo "make test-slow   run the slow tests, and the pages in a browser if Chromium is there"
 	@echo "make lint        check format, style and types"
 	@echo "make format      put files into the format"
+	@echo "make settings    write vitkit/settings.py from the config dataclasses"
 	@echo "make docs        build the documentation as a site: site/index.html"
 	@echo "make quickstart  pre-train, fine-tune and compare: three to four minutes on two cores"
 	@echo "make clean       remove .venv and caches"
@@ -37,6 +38,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+settings: $(INSTALLED)
+	@$(BIN)/python -m tests.write_settings
 
 # The variable silences a notice of the theme about the successor of MkDocs.
 docs: $(DOCS)

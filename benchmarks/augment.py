@@ -1,9 +1,9 @@
-"""Batched augmentation in images/s: each operation and policy at 32 and 224 px, and timm's RandAugment beside ours.
+"""Speed of batched augmentation in images/s: each operation and policy at 32 and 224 px, and timm's RandAugment.
 
 python benchmarks/augment.py [--device cpu|cuda] [--threads 1] [--rounds 10] [--sizes 32x512 224x64]
 
 timm works on one Pillow image at a time on one core. Rounds of both are interleaved; rates are medians.
-With one thread the time is the processor's, so that other work on the machine counts little; else the clock's.
+With one thread, CPU time is measured, so other work on the machine matters little; otherwise wall time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def pictures(size: int, batch: int) -> Tensor:
 
 
 def steps(images: Tensor) -> dict[str, Callable[[Draw], object]]:
-    """Return what is measured, by name."""
+    """Return the functions to measure, by name."""
     batch = len(images)
     rows = np.arange(batch)
     targets = torch.eye(10, device=images.device)[torch.arange(batch, device=images.device) % 10]
@@ -100,7 +100,7 @@ def steps(images: Tensor) -> dict[str, Callable[[Draw], object]]:
 
 
 def timm_randaugment(images: Tensor) -> Callable[[], object]:
-    """Return timm's RandAugment over Pillow images, one after the other."""
+    """Return a function that applies timm's RandAugment to Pillow images, one at a time."""
     from timm.data.auto_augment import rand_augment_transform
 
     transform = rand_augment_transform(STRING, {"translate_const": 100, "img_mean": (124, 116, 104)})
@@ -110,9 +110,7 @@ def timm_randaugment(images: Tensor) -> Callable[[], object]:
         for picture in singles:
             try:
                 np.asarray(transform(picture))
-            except (
-                ValueError
-            ):  # Pillow refuses to posterize to 0 bits, which this string asks for now and then
+            except ValueError:  # this string sometimes posterizes to 0 bits, which Pillow refuses
                 continue
 
     return run
@@ -130,7 +128,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def agreement(step: Callable[[Draw], Any], same: Callable[[Draw], Any], draw: Draw) -> float:
-    """Return the share of values that two devices give alike: within one grey level, or 0.02 when normalised."""
+    """Return the share of values on which two devices agree: within one grey level, or 0.02 when normalised."""
     ours, theirs = (run(draw) for run in (step, same))
     ours, theirs = (item[0] if isinstance(item, tuple) else item for item in (ours, theirs))
     limit = 0.02 if ours.is_floating_point() else 1
@@ -138,7 +136,7 @@ def agreement(step: Callable[[Draw], Any], same: Callable[[Draw], Any], draw: Dr
 
 
 def measure(size: int, batch: int, device: torch.device, rounds: int) -> dict[str, dict[str, float]]:
-    """Return images/s of everything; on a CPU timm's RandAugment too, on a GPU how far it agrees with the CPU."""
+    """Return images/s of every function; on a CPU also timm's RandAugment, on a GPU also the agreement with the CPU."""
     images = pictures(size, batch)
     todo, same = steps(images.to(device)), steps(images)
     times: dict[str, list[float]] = {name: [] for name in todo}

@@ -1,11 +1,11 @@
-"""Training input: images per second of our loader, timm's and torchvision's, interleaved in one run on one folder.
+"""Training input: images per second of our loader, timm's and torchvision's, interleaved on the same data.
 
     python benchmarks/data.py photos [--randaugment] [--device cuda] [--photos DIR] [--workers 2]
     python benchmarks/data.py cifar [--device cuda] [--workers 2]
 
-`photos` reads JPEG files of about 500x375 (made of scikit-learn's photos, or those under --photos), cuts a
-random 224x224 crop (bilinear, antialiased on all sides), flips and normalises; --randaugment adds RandAugment
-in timm's form. `cifar` takes 32x32 images from memory through pad-crop, flip, RandAugment, erasing and cutmix.
+`photos` reads JPEG files of about 500x375 (made from scikit-learn's photos, or those in --photos), takes a random
+224x224 crop (bilinear and antialiased in all libraries), flips and normalises. --randaugment adds timm's RandAugment.
+`cifar` applies pad-crop, flip, RandAugment, erasing and cutmix to 32x32 images in memory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MEAN = STD = (0.5, 0.5, 0.5)
 RAND = "rand-m9-mstd0.5-inc1"
 AREA = (0.08, 1.0)
-# Yields float batches on the device for ever.
+# Yields float batches on the device forever.
 Stream = Iterator[torch.Tensor]
 
 
 def make_photos(folder: Path, count: int) -> Path:
-    """Write photo-like JPEGs of about 500x375: random cuts of scikit-learn's two photos."""
+    """Write photo-like JPEGs of about 500x375: random crops of scikit-learn's two photos."""
     from sklearn.datasets import load_sample_images
 
     photos = [Image.fromarray(image) for image in load_sample_images().images]
@@ -66,7 +66,7 @@ def make_photos(folder: Path, count: int) -> Path:
 
 
 def repeat_photos(folder: Path, photos: Path, count: int) -> Path:
-    """Link the photos of a folder, repeated, into a data set."""
+    """Make a data set of links to the photos of a folder, repeated."""
     files = sorted(path for path in photos.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     for number in range(count):
         place = folder / "train" / f"class-{number % 10}"
@@ -82,7 +82,7 @@ def forever(batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 def ours(source: Source, pipeline: str, batch_size: int, workers: int, device: str) -> Stream:
     loader = Loader(source, parse_pipeline(pipeline), batch_size=batch_size, workers=workers, device=device)
-    values = None  # each batch takes the memory of the last, as in a training step
+    values = None  # each batch reuses the memory of the last, as in a training step
     for batch in loader.steps(0, 10**9):
         values = normalize(batch["image"], MEAN, STD, out=values)
         yield values
@@ -195,7 +195,7 @@ def timm_cifar(source: Pixels, batch_size: int, workers: int, device: str) -> St
 
 
 def allow_no_bits() -> None:
-    """Let timm's RandAugment ask Pillow for 0 bits, as it sometimes does and as Pillow 13 refuses."""
+    """Let timm's RandAugment posterize to 0 bits, as it sometimes does, although Pillow 13 refuses."""
     posterize = ImageOps.posterize
     ImageOps.posterize = lambda image, bits: posterize(image, max(1, bits))  # type: ignore[assignment]
 
@@ -211,7 +211,7 @@ def measure(stream: Stream, images: int, device: str) -> float:
 
 
 def decode_limit(folder: Path, images: int = 200) -> float:
-    """Return the decodes per second of one core alone."""
+    """Return the decodes per second on one core."""
     files = [path.read_bytes() for path in sorted(folder.rglob("*.jpg"))[:images]]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -239,7 +239,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     allow_no_bits()
     cores = torch.get_num_threads()
-    torch.set_num_threads(max(1, cores - arguments.workers))  # the workers' cores are theirs, for every peer
+    torch.set_num_threads(max(1, cores - arguments.workers))  # leave cores to the workers, for every library
     device, workers = arguments.device, arguments.workers
     result: dict[str, Any] = {
         "command": "python benchmarks/data.py " + " ".join(sys.argv[1:]),
@@ -286,7 +286,7 @@ def main() -> None:
             measure(stream, 4 * batch_size, device)
         for number in range(arguments.rounds):
             for peer in sorted(streams, reverse=number % 2 == 1):
-                time.sleep(2)  # the others' workers fill their queues and rest
+                time.sleep(2)  # until the other workers have filled their queues
                 measure(streams[peer], 4 * batch_size if arguments.what == "photos" else batch_size, device)
                 rates[peer].append(measure(streams[peer], images, device))
             print(
@@ -294,8 +294,8 @@ def main() -> None:
                 file=sys.stderr,
             )
     result["images_per_second"] = {peer: statistics.median(values) for peer, values in rates.items()}
-    # What slows a machine down for a while slows all peers of a round: ratios are taken within rounds, so that the median
-    # of them is steadier than, and may differ from, the ratio of the medians.
+    # A machine that is slow for a while slows down all libraries in a round. So ratios are taken within rounds: their
+    # median is steadier than the ratio of the medians, and may differ from it.
     for peer in list(streams)[1:]:
         pairs = zip(rates["vitkit"], rates[peer], strict=True)
         result[f"ratio_to_{peer}"] = statistics.median(own / other for own, other in pairs)

@@ -1,4 +1,4 @@
-"""Eager CPU inference of ViT-B/16 beside timm's: speed in interleaved rounds, peak memory in processes of their own.
+"""Eager CPU inference of ViT-B/16, ours and timm's: speed in interleaved rounds, peak memory in separate processes.
 
 python benchmarks/eager_inference.py [--rounds 20] [--batch-size 8] [--name B/16]
 """
@@ -24,7 +24,7 @@ PEERS = ("vitkit", "timm")
 
 
 def build(peer: str, name: str) -> torch.nn.Module:
-    """Return the same network from either library: timm's numerics, so that both do the same arithmetic."""
+    """Return the same network from either library, with timm's numerics, so both do the same arithmetic."""
     if peer == "timm":
         import timm
 
@@ -45,7 +45,7 @@ def run_once(model: torch.nn.Module, images: torch.Tensor) -> float:
 
 
 def peak_memory(peer: str, name: str, batch_size: int) -> None:
-    """Print how far this process's resident memory rises over what the imports took, in three passes, in bytes."""
+    """Print the peak resident memory of this process over three passes, in bytes, minus that after imports."""
     import timm  # noqa: F401 (both processes import the same)
 
     before = memory("VmRSS")
@@ -56,7 +56,7 @@ def peak_memory(peer: str, name: str, batch_size: int) -> None:
 
 
 def memory(field: str) -> int:
-    """Return a field of Linux's account of this process; getrusage would count the parent's peak as well."""
+    """Return a field of this process's status on Linux; getrusage would include the parent's peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
@@ -95,7 +95,7 @@ def main() -> None:
         "--peak",
     ]
     peaks: dict[str, list[int]] = {peer: [] for peer in PEERS}
-    for _ in range(7):  # single peaks swing by a tenth with the allocator's luck
+    for _ in range(7):  # single peaks vary by a tenth
         for peer in PEERS:
             peaks[peer].append(int(subprocess.check_output([*command, peer])))
     memory = {peer: statistics.median(values) for peer, values in peaks.items()}

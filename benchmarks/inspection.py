@@ -1,10 +1,10 @@
-"""Whether inspection shows what a model uses: attention distance by depth, and the cost of masking patches that rollout ranks high.
+"""Whether inspection shows what a model uses: attention distance by depth, and the effect of masking highly ranked patches.
 
 python benchmarks/inspection.py WEIGHTS PHOTOS [--seeds 3] [--share 0.3]
 
-WEIGHTS is a ViT-Ti/16 trained on ImageNet; PHOTOS a folder of photos whose names begin with their WordNet id, beside
-whose folder lies synsets.txt, ImageNet's order of classes. A masked patch has the model's mean colour. Then, in a process
-of its own, the memory that the attention distance of an untrained L/16 takes at 512 pixels.
+WEIGHTS is a ViT-Ti/16 trained on ImageNet. PHOTOS is a folder of photos whose names begin with their WordNet id; next to
+that folder is synsets.txt, ImageNet's order of classes. A masked patch has the model's mean colour. A separate process
+measures the memory that attention distance needs for an untrained L/16 at 512 pixels.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ LARGE, LARGE_SIZE, LARGE_IMAGES = "L/16", 512, 3
 
 
 def true_classes(photos: list[Path]) -> np.ndarray:
-    """Return the place of each photo's WordNet id in ImageNet's order."""
+    """Return the index of each photo's WordNet id in ImageNet's order."""
     lines = (photos[0].parent.parent / "synsets.txt").read_text().split("\n")
     ids = [line.split()[0] for line in lines if line]
     return np.array([ids.index(photo.name.partition("_")[0]) for photo in photos])
 
 
 def probabilities(predictor: Predictor, images: Tensor, classes: np.ndarray) -> np.ndarray:
-    """Return the probability that each image has its true class."""
+    """Return the predicted probability of each image's true class."""
     logits = torch.cat([predictor.logits(batch) for batch in images.split(33)])
     return logits.softmax(1)[range(len(images)), classes].double().numpy()
 
 
 def without_highest(images: Tensor, ranking: np.ndarray, share: float) -> Tensor:
-    """Return images (images, channels, height, width) less the patches that rank highest: the mean colour is zero."""
+    """Return images (images, channels, height, width) with the highest-ranked patches set to zero, the mean colour."""
     num_images, rows, columns = ranking.shape
     patches = ranking.reshape(num_images, -1)
     kept = np.ones_like(patches)
@@ -66,7 +66,7 @@ def without_highest(images: Tensor, ranking: np.ndarray, share: float) -> Tensor
 def measure_masking(
     predictor: Predictor, images: Tensor, classes: np.ndarray, share: float, seeds: int
 ) -> dict[str, Any]:
-    """Return what masking by each ranking leaves of the true class's probability, against masking at random."""
+    """Return the true class's probability after masking by each ranking, compared with random masking."""
     flow = rollout(predictor, images)
     rankings = {
         "rollout": flow,
@@ -95,7 +95,7 @@ def measure_masking(
     }
     for name, ranking in rankings.items():
         found = probabilities(predictor, without_highest(images, ranking, share), classes)
-        more = random.mean(0) - found  # how much more is lost than at random, photo by photo
+        more = random.mean(0) - found  # the loss beyond random masking, per photo
         result[name] = {
             "probability": found.mean(),
             "lost_beyond_random": more.mean(),
@@ -106,7 +106,7 @@ def measure_masking(
 
 
 def measure_large() -> None:
-    """Print seconds and peak memory over the model and its images of attention distance, as JSON."""
+    """Print the seconds of attention distance, and its peak memory beyond the model and images, as JSON."""
     predictor = vitkit.create_model(LARGE, image_size=LARGE_SIZE)
     images = torch.rand(LARGE_IMAGES, 3, LARGE_SIZE, LARGE_SIZE)
     before, start = memory("VmRSS"), time.perf_counter()
@@ -128,7 +128,7 @@ def measure_large() -> None:
 
 
 def memory(field: str) -> int:
-    """Return a field of Linux's account of this process."""
+    """Return a field of this process's status on Linux."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 

@@ -1,9 +1,9 @@
-"""Training killed with SIGKILL at random moments, checkpoint writing included, against the same run left alone.
+"""Training killed with SIGKILL at random moments, also during checkpoints, compared with an uninterrupted run.
 
     python benchmarks/kill.py [--kills 25] [--seed 0]
 
-The run is short and saves every second step, so that many kills land in a checkpoint. Each is resumed by the same
-command. At the end parameters, optimiser, average, metrics (but for timings) and model folders are compared bit by bit.
+The run is short and saves every second step, so many kills happen during a checkpoint. The same command resumes it each
+time. At the end, parameters, optimiser, average, metrics (except timings) and model folders are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def newest(folder: Path) -> int:
 
 
 def kill(recipe: Path, folder: Path, moment: random.Random) -> dict[str, Any]:
-    """Start or resume the run, kill it at a random moment, and say where that was."""
+    """Start or resume the run, kill it at a random moment, and return what it was doing."""
     before = newest(folder)
     hidden = list(folder.glob(".*.part")) + list(folder.glob(".model*"))
     process = start(recipe, folder)
@@ -93,7 +93,7 @@ def main() -> None:
             kills.append(kill(recipe, folder / "killed", moment))
             print(f"{number + 1:3}  {kills[-1]}", flush=True)
         if start(recipe, folder / "killed").wait() or straight.wait():
-            raise SystemExit("a run that was left alone failed")
+            raise SystemExit("a run failed without being killed")
         different = tiny_runs.differences(folder / "straight", folder / "killed")
         compared = len(tiny_runs.tensors(folder / "straight"))
         steps = len(tiny_runs.lines(folder / "straight"))

@@ -1,4 +1,4 @@
-"""Draws the README's picture: every listed model by parameters and arithmetic, from `vitkit.costs`.
+"""Draw the README's picture: every listed model by parameters and multiply-adds, from `vitkit.costs`.
 
 python benchmarks/models_picture.py
 """

@@ -1,13 +1,13 @@
-"""Pre-training without labels on one GPU: masked patches and MAE, then fine-tuning on few and on all labels, beside scratch.
+"""Pre-training without labels on one GPU: masked patches and MAE, then fine-tuning on few and on all labels.
 
     python benchmarks/selfsup.py --data cifar10 --together
     python benchmarks/selfsup.py --data digits --device cpu --steps 200 --finetune-steps 100 --seeds 0 1 \
         --model image_size=8 patch=2 width=32 depth=2 heads=2 mlp_width=64
 
-Both objectives see the train images, never their labels; every start is fine-tuned with the same settings and steps, and
-measured on the test split once, at the end. A seed is one of everything: of pre-training, of the labels, of fine-tuning.
-Each part is written to the results as it is done; the same command goes on where it was stopped. --together trains all seeds
-at once, a process each: a GPU that small models leave idle is shared.
+Both objectives see the training images, but never their labels. Each pre-trained model and one from scratch are fine-tuned
+with the same settings and steps, and measured on the test split once, at the end. A seed applies to everything:
+pre-training, the choice of labels, and fine-tuning. Results are written after each part; the same command resumes.
+--together trains all seeds at once, each in its own process, since a small model leaves most of a GPU idle.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import torch
 import yaml
 
 from vitkit import train
-from vitkit.cli.progress import Lines
 from vitkit.config import merge
+from vitkit.progress import Lines
 from vitkit.world import World
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "selfsup.json"
@@ -50,9 +50,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked_patches": {"name": "masked_patches"},
     "mae": {"name": "mae", "decoder_width": 96, "decoder_depth": 4},
 }
-RANDAUGMENT = (
-    "timm_randaugment(rand-m9-mstd0.5-inc1)"  # the published form's shifts leave nothing of 32 pixels
-)
+# The shifts of the published RandAugment can erase images of 32 pixels completely.
+RANDAUGMENT = "timm_randaugment(rand-m9-mstd0.5-inc1)"
 STARTS = (*OBJECTIVES, "scratch")
 SHARES = ("1%", "10%", "100%")
 
@@ -114,28 +113,28 @@ def recipes(arguments: argparse.Namespace) -> dict[str, Path]:
 
 
 def known_results(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the results so far with the settings of all; those of other settings are not written over."""
+    """Return the results so far and the settings; refuse to overwrite results of other settings."""
     known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     settings = {name: yaml.safe_load(file.read_text()) for name, file in files.items()}
     settings["objectives"] = OBJECTIVES
     if known.get("settings", settings) != settings:
-        sys.exit(f"{arguments.out} has results of other settings: name another with --out")
+        sys.exit(f"{arguments.out} has results of other settings: choose another file with --out")
     return {"parts": {}, **known, "settings": settings}
 
 
 def run(arguments: argparse.Namespace, recipe: Path, name: str, *changes: str) -> dict[str, Any]:
-    """Train to the end; return the result with its command and the time that the whole call took."""
+    """Train to the end; return the result with its command and the time of the whole call."""
     path, began = str(arguments.runs / name), time.perf_counter()
     result = train(recipe, changes, run=path, device=arguments.device, listener=Lines())
     assert result is not None  # one process
     if result.status != "done":
-        sys.exit("stopped; the same command goes on")
+        sys.exit("stopped; the same command resumes")
     command = ["vit", "train", str(recipe), *changes, "--run", path, "--device", arguments.device]
     return {**result.to_json(), "command": shlex.join(command), "wall_seconds": time.perf_counter() - began}
 
 
 def pretrain(arguments: argparse.Namespace, recipe: Path, start: str, seed: int) -> dict[str, Any]:
-    """Pre-train without labels; the last seed's last picture is kept beside the results."""
+    """Pre-train without labels; the last seed's last picture is saved next to the results."""
     words = ", ".join(f"{name}: {value}" for name, value in OBJECTIVES[start].items())
     result = run(arguments, recipe, f"{start}-{seed}", f"objective={{{words}}}", f"seed={seed}")
     picture = arguments.out.with_name(f"{arguments.out.stem}_{start}.png")
@@ -147,7 +146,7 @@ def pretrain(arguments: argparse.Namespace, recipe: Path, start: str, seed: int)
 def finetune(
     arguments: argparse.Namespace, recipe: Path, start: str, share: str, seed: int
 ) -> dict[str, Any]:
-    """Fine-tune a start, or train from scratch, on a share of the labels; each seed has labels of its own."""
+    """Fine-tune a pre-trained model, or train from scratch, on a share of the labels; each seed has its own labels."""
     part = "" if share == "100%" else f"[:{share},seed={seed}]"
     changes = [f"data.train={arguments.data}:train{part}", f"seed={seed}"]
     if start != "scratch":
@@ -158,7 +157,7 @@ def finetune(
 
 
 def summary(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return mean and sample deviation of the accuracies of each start and share."""
+    """Return the mean and sample standard deviation of the accuracies for each start and share."""
     found: dict[str, dict[str, Any]] = {}
     for share in SHARES:
         for start in STARTS:
@@ -172,7 +171,7 @@ def summary(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the summary as Markdown, in per cent."""
+    """Return the summary as Markdown, in percent."""
 
     def cell(row: Mapping[str, Any] | None) -> str:
         if row is None:
@@ -187,7 +186,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def train_together(arguments: argparse.Namespace, known: dict[str, Any]) -> None:
-    """Run this file once for each seed, all at once, and put their results together with those so far."""
+    """Run this file once per seed, all at the same time, and merge their results with those so far."""
     given = [word for word in sys.argv[1:] if word != "--together"]
     running: dict[Path, subprocess.Popen[bytes]] = {}
     for seed in arguments.seeds:
@@ -195,11 +194,11 @@ def train_together(arguments: argparse.Namespace, known: dict[str, Any]) -> None
         folder.mkdir(parents=True, exist_ok=True)
         own = ["--seeds", str(seed), "--runs", str(folder), "--out", str(folder / arguments.out.name)]
         with open(folder / "log.txt", "a") as log:
-            command = [sys.executable, __file__, *given, *own]  # of an option given twice the last holds
+            command = [sys.executable, __file__, *given, *own]  # the last of repeated options wins
             running[folder] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         print(f"seed {seed}: {folder / 'log.txt'}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in running.values()])
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches them too: their ends are waited for
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches them too: wait until they end
     undone = [folder for folder, process in running.items() if process.wait()]
     for folder in running:
         file = folder / arguments.out.name
@@ -214,7 +213,7 @@ def train_together(arguments: argparse.Namespace, known: dict[str, Any]) -> None
     print(table(summary(known["parts"])))
     if undone:
         logs = ", ".join(str(folder / "log.txt") for folder in undone)
-        sys.exit(f"stopped or failed, see {logs}; the same command goes on")
+        sys.exit(f"stopped or failed, see {logs}; the same command resumes")
 
 
 def command_line() -> str:
@@ -226,7 +225,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--data", default="cifar10", help="DATA with train and test, without its split")
-    parser.add_argument("--steps", type=int, default=10_000, help="of pre-training")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of pre-training")
     parser.add_argument("--finetune-steps", type=int, default=5_000)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--together", action="store_true", help="all seeds at once")

@@ -1,8 +1,8 @@
-"""Short attention against the fused kernels of PyTorch, from packed qkv to packed gradient, on one GPU.
+"""Short attention compared with PyTorch's fused kernels, from packed qkv to packed gradient, on one GPU.
 
-Times are microseconds per call inside a CUDA graph, the drawing of random numbers included. Errors are those of the output
-and of the gradient, relative in norm, against float32 with the same mask. The last tables try other ways to cut the kernels,
-from which the constants of `vitkit/kernels/attention.py` are chosen.
+Times are microseconds per call inside a CUDA graph, including random numbers. Errors are those of the output and of the
+gradient, relative in norm, against float32 with the same mask. The last tables try other tile sizes of the kernels; they
+are the basis for the constants in `vitkit/kernels/attention.py`.
 
     python benchmarks/short_attention.py
 """
@@ -81,7 +81,7 @@ def microseconds(call: Callable[[], object], calls: int = 10, rounds: int = 7) -
 
 
 def fused(qkv: Tensor, dropout: float, backend: SDPBackend) -> Tensor:
-    """Return what PyTorch's attention makes of the packed qkv."""
+    """Return PyTorch's attention for the packed qkv."""
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     with sdpa_kernel(backend):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).flatten(2)
@@ -95,7 +95,7 @@ def inputs(batch: int, tokens: int, heads: int, size: int) -> tuple[Tensor, Tens
 
 
 def compare(shape: tuple[int, int, int, int], dropout: float) -> dict[str, dict[str, float]]:
-    """Return the times of ours and the fused kernels, forward and with backward."""
+    """Return the times of our kernels and PyTorch's, forward and with backward."""
     qkv, d_out = inputs(*shape)
     peers: dict[str, Callable[[], Tensor]] = {"vitkit": lambda: ours.short_attention(qkv, dropout)}
     for name, backend in BACKENDS.items():
@@ -105,7 +105,7 @@ def compare(shape: tuple[int, int, int, int], dropout: float) -> dict[str, dict[
         try:
             forward = microseconds(peer)
             both = microseconds(lambda peer=peer: torch.autograd.grad(peer(), qkv, d_out))  # type: ignore[misc]
-        except RuntimeError as problem:  # a backend that this GPU or build lacks
+        except RuntimeError as problem:  # a backend that this GPU or build doesn't have
             print(f"{name}: {problem}", file=sys.stderr)
             continue
         times[name] = {"forward": forward, "forward_backward": both}
@@ -115,7 +115,7 @@ def compare(shape: tuple[int, int, int, int], dropout: float) -> dict[str, dict[
 
 
 def errors(shape: tuple[int, int, int, int], dropout: float) -> dict[str, float]:
-    """Return the relative errors of output and gradient, and whether a second run gives the same bits."""
+    """Return the relative errors of the output and gradient, and whether a second run gives the same bits."""
     batch, tokens, heads, size = shape
     qkv, d_out = inputs(*shape)
     runs = []
@@ -141,7 +141,7 @@ def errors(shape: tuple[int, int, int, int], dropout: float) -> dict[str, float]
 
 
 def try_tiles(shape: tuple[int, int, int, int], dropout: float) -> dict[str, list[dict[str, Any]]]:
-    """Return the time of each kernel under each of its cuts."""
+    """Return the time of each kernel with each of its tile sizes."""
     qkv, d_out = inputs(*shape)
     qkv = qkv.detach()
     seed = torch.randint(2**62, (1,), device="cuda")
@@ -158,7 +158,7 @@ def try_tiles(shape: tuple[int, int, int, int], dropout: float) -> dict[str, lis
             try:
                 torch.testing.assert_close(call(), expected, atol=1e-2, rtol=1e-2)
                 time = microseconds(call)
-            except Exception as problem:  # a cut that does not fit this GPU, or is compiled wrongly
+            except Exception as problem:  # tiles that don't fit this GPU, or are compiled wrongly
                 print(f"{name} {tuple(tiles)}: {problem}", file=sys.stderr)
                 continue
             results[name].append({**tiles._asdict(), "microseconds": time})

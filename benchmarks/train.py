@@ -1,7 +1,7 @@
-"""Training throughput of ours and timm's model, interleaved in one run: bf16, compiled, synthetic input.
+"""Training throughput of our model and timm's, interleaved in one run: bf16, compiled, synthetic input.
 
 Both take the same step: uint8 images normalised on the device, softmax cross-entropy, gradient norm clipped to 1, fused
-AdamW. timm runs as its own trainer runs it, under autocast; ours as `vit train` runs it.
+AdamW. timm's model runs under autocast, as in timm's trainer; ours runs as in `vit train`.
 
     python benchmarks/train.py --models B/16 L/16
 """

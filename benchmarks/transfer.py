@@ -1,8 +1,8 @@
-"""Transfer of a trained model on one GPU: frozen features, fine-tuning beside the same model from scratch, and its speed.
+"""Transfer of a trained model on one GPU: frozen features, fine-tuning, the same model from scratch, and speed.
 
     python benchmarks/transfer.py Ti/16@weights.safetensors ./cifar10 ./cifar100 --steps 5000
 
-Each part is written to the results as it is done; the same command goes on where it was stopped.
+Results are written after each part; the same command resumes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from vitkit.evaluation.fewshot import fewshot
 from vitkit.evaluation.knn import knn
 from vitkit.evaluation.probe import probe
+from vitkit.runs.reading import read_metrics
 from vitkit.training.build import build
 from vitkit.training.loop import train_step
 from vitkit.training.optimizers import set_learning_rate
@@ -47,12 +48,12 @@ def frozen(arguments: argparse.Namespace, data: str) -> dict[str, Any]:
 
 
 def tuned(arguments: argparse.Namespace, data: str, model: str) -> dict[str, Any]:
-    """Return a fine-tuning's result; its run is kept beside the results."""
+    """Fine-tune or train from scratch, and return the result; the run is kept in --runs."""
     start = "trained" if model == arguments.model else "scratch"
     run = str(Path(arguments.runs, f"{Path(data).name}-{start}").absolute())
     result = finetune(model, data, settings(arguments), run=run, device=arguments.device)
     keys = ("status", "accuracy", "steps", "batch_size", "learning_rate", "seconds", "measured_on")
-    metrics = [json.loads(line) for line in Path(run, "seed-0/run/metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(Path(run, "seed-0/run"))
     rates = [line["images_per_second"] for line in metrics if "images_per_second" in line]
     return {
         **{key: getattr(result, key) for key in keys},
@@ -61,7 +62,7 @@ def tuned(arguments: argparse.Namespace, data: str, model: str) -> dict[str, Any
 
 
 def speed(arguments: argparse.Namespace, data: str, steps: int = 40, rounds: int = 5) -> dict[str, Any]:
-    """Return images per second of training steps with real batches and with one that stays, interleaved."""
+    """Return images per second of training with real batches and with one repeated batch, interleaved."""
     plan = make_plan(arguments.model, data, settings(arguments), arguments.device)
     config = plan.config(plan.whole)
     world = World(0, 1, torch.device(arguments.device))
@@ -91,7 +92,7 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("data", nargs="+")
-    parser.add_argument("--steps", type=int, help="instead of the protocol's")
+    parser.add_argument("--steps", type=int, help="number of steps, instead of the protocol's")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--set", nargs="*", default=[], help="key=value for fine-tuning")
     parser.add_argument("--parts", nargs="*", default=["frozen", "speed", "trained", "scratch"])

@@ -18,6 +18,7 @@ from vitkit.config import (
     Count,
     Rate,
     admitted_values,
+    as_changes,
     check_bounds,
     convert,
     from_dict,
@@ -191,11 +192,11 @@ def test_defaults_are_left_out_or_given() -> None:
         ({"count": None}, "count in sample.yaml is None; expected a whole number"),
         ({"rate": "0.5"}, "rate in sample.yaml is '0.5'; expected a number"),
         ({"rate": False}, "rate in sample.yaml is False; expected a number"),
-        ({"name": 3}, "name in sample.yaml is 3; expected a text"),
+        ({"name": 3}, "name in sample.yaml is 3; expected text"),
         ({"flag": 1}, "flag in sample.yaml is 1; expected true or false"),
         ({"choice": "up"}, "choice in sample.yaml is 'up'; expected one of 'left', 'right'"),
         ({"choice": ["left"]}, "choice in sample.yaml is ['left']; expected one of 'left', 'right'"),
-        ({"maybe": "none"}, "maybe in sample.yaml is 'none'; expected a number or nothing (null)"),
+        ({"maybe": "none"}, "maybe in sample.yaml is 'none'; expected a number or null"),
         (
             {"size": (1, 2, 3)},
             "size in sample.yaml is (1, 2, 3); expected a whole number or HEIGHTxWIDTH such as 224x160",
@@ -204,8 +205,8 @@ def test_defaults_are_left_out_or_given() -> None:
         ({"units": [1, 2.5]}, "units in sample.yaml is [1, 2.5]; expected a list of a whole number"),
         ({"means": "0.5"}, "means in sample.yaml is '0.5'; expected a list of a number"),
         ({"cuont": 3}, "unknown setting 'cuont' in sample.yaml; did you mean 'count' or 'units'?"),
-        ({"derived": 3}, f"unknown setting 'derived' in sample.yaml; there are {SETTINGS}"),
-        ({"zzz": 3}, f"unknown setting 'zzz' in sample.yaml; there are {SETTINGS}"),
+        ({"derived": 3}, f"unknown setting 'derived' in sample.yaml; expected one of {SETTINGS}"),
+        ({"zzz": 3}, f"unknown setting 'zzz' in sample.yaml; expected one of {SETTINGS}"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
@@ -333,7 +334,7 @@ def test_a_key_is_given_once_unless_it_is_merged() -> None:
         ({"inner": {"rate": "x"}}, "rate in inner is 'x'; expected a number"),
         ({"inner": 3}, "inner in here is 3; expected a mapping of settings"),
         ({"inner": None}, "inner in here is None; expected a mapping of settings"),
-        ({"inner": {}, "other": 3}, "other in here is 3; expected a mapping of settings or nothing (null)"),
+        ({"inner": {}, "other": 3}, "other in here is 3; expected a mapping of settings or null"),
         ({"inner": {}, "free": {1: 2}}, "free in here is {1: 2}; expected a mapping of settings"),
         ({}, "missing setting 'inner' in here"),
     ],
@@ -390,12 +391,12 @@ def test_values_of_changes(text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nseed: 0b_", "here, line 2: '0b_' is no number, or too large"),
-        (f"seed: {'9' * 5000}", f"here, line 1: '{'9' * 199}... is no number, or too large"),
+        ("a: 1\nseed: 0b_", "here, line 2: '0b_' is not a number, or too large"),
+        (f"seed: {'9' * 5000}", f"here, line 1: '{'9' * 199}... is not a number, or too large"),
         ("a: " + "[" * 3000 + "]" * 3000, "here: nested more than 50 levels deep"),
         ("a: " + "[" * 60 + "]" * 60, "here: nested more than 50 levels deep"),
         ("a: &a {b: *a}", "here: nested more than 50 levels deep"),
-        ("a: .nan", "here, line 1: '.nan' is no number, or too large"),
+        ("a: .nan", "here, line 1: '.nan' is not a number, or too large"),
         ("a: \x1b", "here: unacceptable character #x001b: special characters are not allowed"),
         (
             "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
@@ -419,7 +420,7 @@ def test_long_values_are_shown_in_part() -> None:
         refused({"count": "[" * 3000}) == f"count in sample.yaml is '{'[' * 199}...; expected a whole number"
     )
     assert refused({"rate": 10**400}).startswith("rate in sample.yaml is 1000")
-    assert refused({"name": 10**5000}) == "name in sample.yaml is a very large number; expected a text"
+    assert refused({"name": 10**5000}) == "name in sample.yaml is a very large number; expected text"
 
 
 @dataclass(frozen=True)
@@ -485,7 +486,8 @@ def test_a_change_that_a_later_one_would_drop_is_refused(changes: list[str]) -> 
     first = next(change for change in changes if "." in change)
     with pytest.raises(InputError) as error:
         merge({"a": {"b": 0}}, changes)
-    assert str(error.value) == f"{first} is undone by {changes[-1]}, which comes later: put that first"
+    last = as_changes(changes)[-1]
+    assert str(error.value) == f"{first} is overwritten by {last}, which comes later: swap them"
     merge({"a": {"b": 0}}, ["ab.c=1", "a={b: 1, c: {}}", "a.b=2", "a.c.d=3", "a.b=4"])
 
 

@@ -50,7 +50,7 @@ def test_files_that_pages_name_are_there() -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    for page in [*DOCS.glob("*.md"), *DOCS.glob("results/**/*.md")]:
+    for page in [*DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md"), *DOCS.glob("results/**/*.md")]:
         assert page == DOCS / "README.md" or f"]({page.relative_to(DOCS)})" in index, page.name
 
 
@@ -164,7 +164,7 @@ new Promise((found) => {
 @pytest.mark.skipif(not PROGRAM, reason="there is no Chromium here")
 def test_the_site_works_without_a_server(built: Path, tmp_path: Path) -> None:
     with browse(tmp_path / "profile") as browser:
-        for page in ("index.html", "finetune.html", "api/models.html"):
+        for page in ("index.html", "tutorials/photos.html", "finetune.html", "api/models.html"):
             browser.open(built / page, 390, is_phone=True)
             assert browser.evaluate("document.documentElement.scrollWidth") == 390
             assert browser.complaints == [] and all(url.startswith("file:") for url in browser.requests)

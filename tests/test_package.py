@@ -26,8 +26,11 @@ CORE = (
     *(
         "errors",
         "notes",
+        "markup",
+        "display",
         "results",
         "files",
+        "settings",
         "config",
         "runs",
         "world",
@@ -36,7 +39,7 @@ CORE = (
         "costs",
         "published",
     ),
-    *("weights", "catalog", "figures", "data"),
+    *("weights", "catalog", "figures", "progress", "data"),
 )
 WORK = ("predictor", "objectives", "evaluation", "inspection", "training")
 STORIES = ("doctor", "quickstart", "transfer", "reports")

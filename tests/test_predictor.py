@@ -286,7 +286,7 @@ def test_files_that_fail_are_reported_in_their_place(
 def test_load_passes_everything_on(stored: SimpleNamespace) -> None:
     asked = {"image_size": 32, "num_classes": 7, "channels": 3, "resample": "bilinear", "accept": ["head.*"]}
     loaded = load("B/16@x.npz", device="cpu", **asked)  # type: ignore[arg-type]
-    assert stored.asked == {"spec": "B/16@x.npz", **asked}
+    assert stored.asked == {"spec": "B/16@x.npz", "module": None, **asked}
     assert (loaded.name, loaded.notes, loaded.preprocessing) == ("small", ("a note",), PREPROCESSING)
     assert loaded.device == torch.device("cpu") and loaded.class_names[6] == "class 6"
 

@@ -22,7 +22,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the README names; the weights are random, and small where any will do."""
+    """A folder with the files that the README names; a file of random weights stands for the download."""
     monkeypatch.chdir(tmp_path)
     for name, file, to in (("Ti/16", "weights.safetensors", "timm"), ("mu/16", "ViT-B_16.npz", "npz")):
         model = vitkit.create_model(name)
@@ -30,7 +30,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
     photos = [f"photos/{name}/{number}.jpg" for name in ("cat", "dog") for number in range(6)]
-    for number, path in enumerate((*photos, "photo.jpg", "a.jpg", "b.jpg")):
+    for number, path in enumerate((*photos, "holiday.jpg", "a.jpg", "b.jpg")):
         Image.new("RGB", (40, 30), (200, 15 * number, 0)).save(tmp_path / path)
     return tmp_path
 
@@ -49,7 +49,8 @@ def test_the_commands_run(vit: Callable[..., Any], desk: Path) -> None:
     ]
     assert len(commands) >= 4
     for command in commands:
-        answer = vit(*shlex.split(command, comments=True)[1:])
+        words = shlex.split(command.replace("@pretrained", "@weights.safetensors"), comments=True)
+        answer = vit(*words[1:])
         assert answer.status == 0, (command, answer.err)
 
 
@@ -57,7 +58,7 @@ def test_the_commands_run(vit: Callable[..., Any], desk: Path) -> None:
 def test_the_python_runs(desk: Path) -> None:
     names: dict[str, Any] = {"images": torch.zeros(1, 3, 384, 384)}
     for block in blocks("python"):
-        exec(block, names)
+        exec(block.replace("@pretrained", "@weights.safetensors"), names)
     assert names["classifier"].embed("a.jpg").shape == (1, 192)
     assert names["record"].attention[11].shape == (1, 12, 577, 577)
 

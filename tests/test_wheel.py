@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -73,3 +74,26 @@ def test_it_works_without_the_checkout(installed: Path, tmp_path: Path) -> None:
         run(installed, tmp_path, vit, "train", "digits", "duration=2", "--device", "cpu", "--json")
     )
     assert trained["status"] == "done" and (tmp_path / trained["model"] / "model.safetensors").exists()
+
+
+def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
+    """Pylance and mypy read no import hooks."""
+    project, checker = tmp_path / "project", tmp_path / "venv"
+    shutil.copytree(ROOT / "vitkit", project / "vitkit", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, project / name)
+    code = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    built = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    archive = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
+    [link] = [name for name in archive.namelist() if name.endswith(".pth")]
+    assert archive.read(link).decode().split() == [str(project)]
+
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(checker)], check=True)
+    [packages] = checker.glob("lib/python3*/site-packages")
+    (packages / link).write_bytes(archive.read(link))
+    (packages / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(checker / "bin" / "python")]
+    text = "import vitkit; reveal_type(vitkit.create_model('B/16'))"
+    answer = subprocess.run([*command, "-c", text], cwd=tmp_path, capture_output=True, text=True)
+    assert 'Revealed type is "vitkit.models.model.Model"' in answer.stdout, answer.stdout

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from vitkit.evaluation.knn import knn as knn
     from vitkit.evaluation.probe import probe as probe
     from vitkit.evaluation.run import evaluate as evaluate
-    from vitkit.models import create_model as create_model
+    from vitkit.models.create import create_model as create_model
     from vitkit.models.names import list_models as list_models
     from vitkit.predictor import load as load
     from vitkit.predictor import predict as predict
+    from vitkit.predictor import wrap as wrap
     from vitkit.reports.inspection import inspect_model as inspect_model
     from vitkit.reports.runs import report as report
     from vitkit.training.run import train as train
@@ -33,7 +34,7 @@ PUBLIC = {
     "InputError": "vitkit.errors",
     "convert": "vitkit.weights.convert",
     "cost": "vitkit.costs",
-    "create_model": "vitkit.models",
+    "create_model": "vitkit.models.create",
     "describe_data": "vitkit.data.report",
     "evaluate": "vitkit.evaluation.run",
     "fewshot": "vitkit.evaluation.fewshot",
@@ -50,6 +51,7 @@ PUBLIC = {
     "save": "vitkit.weights.convert",
     "train": "vitkit.training.run",
     "vtab": "vitkit.transfer.vtab.run",
+    "wrap": "vitkit.predictor",
 }
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "save",
     "train",
     "vtab",
+    "wrap",
 ]
 
 

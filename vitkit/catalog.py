@@ -1,4 +1,4 @@
-"""What there is to use: the table of models with their cost, and the table of public weights. No torch needed."""
+"""The table of models with their cost, and the table of public weights. Needs no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WeightsRow(Result):
     """Public weights."""
 
     weights: str
-    "As in NAME@TAG."
+    "NAME@TAG."
     default: bool
     "Whether NAME@pretrained means these."
     hub_id: str
@@ -53,7 +53,7 @@ def models(pattern: str = "*", weights: Literal[False] = False) -> list[ModelRow
 @overload
 def models(pattern: str = "*", *, weights: Literal[True]) -> list[WeightsRow]: ...
 def models(pattern: str = "*", weights: bool = False) -> list[ModelRow] | list[WeightsRow]:
-    """List models by a name or pattern in either dialect, or their public weights by NAME[@TAG]."""
+    """Return models by name or pattern in either dialect, or their public weights by NAME[@TAG]."""
     if not weights:
         return [model_row(name) for name in find_names(pattern)]
     name, _, tag = pattern.partition("@")
@@ -70,9 +70,9 @@ def models(pattern: str = "*", weights: bool = False) -> list[ModelRow] | list[W
 
 
 def find_names(pattern: str) -> list[str]:
-    """Return the listed models that match, or the one name itself where it means a model that isn't listed."""
+    """Return the listed models that match, or the name itself if it is a model that isn't listed."""
     names = list_models(pattern)
-    with suppress(InputError):  # a name wins over a pattern: b/16 is not B/16, though patterns ignore case
+    with suppress(InputError):  # a name wins over a pattern: b/16 is not B/16, although patterns ignore case
         return [pattern] if canonical_name(pattern) in (pattern, *names) or not names else names
     if names:
         return names

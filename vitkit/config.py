@@ -1,14 +1,17 @@
-"""Frozen dataclasses from YAML, mappings and `key=value`, and back: types checked, unknown keys refused with a suggestion."""
+"""Frozen dataclasses from YAML, mappings and `key=value`, and back. Types are checked; unknown keys get a suggestion."""
 
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import functools
 import inspect
 import math
 import operator
+import os
 import re
+import sys
 import textwrap
 import types
 import typing
@@ -18,10 +21,11 @@ from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import local_path
 
 
 class DataclassInstance(Protocol):
-    """Any dataclass: what the functions here accept."""
+    """Any dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -29,19 +33,19 @@ class DataclassInstance(Protocol):
 D = TypeVar("D", bound=DataclassInstance)
 
 MOST_BITS = 10_000
-"Of a whole number in a YAML text; Python refuses to print much larger ones."
+"Limit on an integer in YAML; Python refuses to print much larger ones."
 MOST_VALUES = 100_000
 MOST_LEVELS = 50
-"Size of a YAML text's values, aliases written out."
+"Limits on the number and nesting of a YAML document's values, with aliases expanded."
 MOST_CHARACTERS = 200
-"Values are shown up to this length in error messages."
+"Longest value in error messages."
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Numbers that a setting admits, declared with its field: `depth: Annotated[int, Bounds(at_least=1)]`.
+    """The range of a setting, declared with its field: `depth: Annotated[int, Bounds(at_least=1)]`.
 
-    They hold for each number of a tuple. Every number must be finite, and a whole one must fit into 64 bits.
+    It applies to each number of a tuple. Numbers must always be finite, and integers must fit into 64 bits.
     """
 
     at_least: float | None = None
@@ -58,7 +62,7 @@ class Bounds:
         return " and ".join(words) or "finite"
 
     def admit(self, number: float) -> bool:
-        """Return whether a number lies within the bounds."""
+        """Return whether a number is within the bounds."""
         return (
             math.isfinite(number)
             and (self.at_least is None or number >= self.at_least)
@@ -68,7 +72,7 @@ class Bounds:
         )
 
     def check(self, name: str, value: Any) -> None:
-        """Raise InputError if a value is a number outside of the bounds, or holds one."""
+        """Raise InputError if a value is, or contains, a number outside the bounds."""
         for number in value if isinstance(value, tuple | list) else (value,):
             if isinstance(number, int) and number.bit_length() > 63:
                 raise InputError(f"{name} must be below 2**63, not {shown(number)}")
@@ -86,7 +90,7 @@ Share = Annotated[float, Bounds(above=0, below=1)]
 
 
 def check_bounds(config: DataclassInstance) -> None:
-    """Raise InputError if a number is outside of the bounds declared with its field."""
+    """Raise InputError if a number is outside the bounds declared with its field."""
     for name, bounds in _bounds(type(config)).items():
         bounds.check(name, getattr(config, name))
 
@@ -105,7 +109,7 @@ def _find_bounds(hint: Any) -> Bounds | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error message shows it: its start, if it is long."""
+    """Return a value for an error message, truncated if it is long."""
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         return "a very large number"  # Python refuses to print it
     text = repr(value)
@@ -128,7 +132,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_dict(cls: type[D], settings: Mapping[str, Any], where: str) -> D:
-    """Build `cls` from a mapping; `where` names its place in error messages."""
+    """Build `cls` from a mapping; `where` names the mapping in error messages."""
     settings = check_settings(cls, settings, where)
     missing = [
         field.name
@@ -155,8 +159,7 @@ def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], wh
     checked = {}
     for name, value in settings.items():
         if name not in names:
-            hint = did_you_mean(str(name), names) or f"; there are {', '.join(names)}"
-            raise InputError(f"unknown setting {name!r} in {where}{hint}")
+            raise InputError(f"unknown setting {name!r} in {where}{_instead(cls, str(name), names)}")
         try:
             if (section := _section(hints[name])) and isinstance(value, Mapping):
                 checked[name] = from_dict(section, value, name)
@@ -168,15 +171,25 @@ def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], wh
     return checked
 
 
+def _instead(cls: type[DataclassInstance], name: str, names: Sequence[str]) -> str:
+    """Return a hint for an unknown setting; a class's `other_words` are other libraries' names for its settings."""
+    word: str = getattr(cls, "other_words", {}).get(name, "")
+    if word in names:
+        return f": it is called {word} here"
+    if " " in word:
+        return f": {word}"
+    return did_you_mean(name, names) or f"; expected one of {', '.join(names)}"
+
+
 def _section(hint: Any) -> Any:
-    """Return the dataclass that an annotation names, alone or as one of several options; else None."""
+    """Return the dataclass in an annotation, itself or as an option of a union, or None."""
     options = (hint, *typing.get_args(hint))
     return next((option for option in options if dataclasses.is_dataclass(option)), None)
 
 
 @functools.cache
 def type_hints(cls: type[DataclassInstance]) -> dict[str, Any]:
-    """Return the annotations of a class; resolving them is slow."""
+    """Return the annotations of a class; cached, since resolving them is slow."""
     return typing.get_type_hints(cls)
 
 
@@ -202,7 +215,7 @@ def convert(value: Any, hint: Any) -> Any:
         if args == (int, int) and isinstance(value, str):
             value = _sides(value)
         if not isinstance(value, (list, tuple)) and args[-1] is Ellipsis:
-            value = [value]  # one of several, as in track=tensorboard
+            value = [value]  # a single value, as in track=tensorboard
         if not isinstance(value, (list, tuple)):
             raise TypeError
         if args[-1] is Ellipsis:
@@ -217,7 +230,7 @@ def convert(value: Any, hint: Any) -> Any:
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)  # 1e3
     if hint is int and not isinstance(value, bool):
-        return operator.index(value)  # numpy's whole numbers as well
+        return operator.index(value)  # NumPy's integers too
     if hint is int:
         raise TypeError
     if not isinstance(value, hint):
@@ -234,7 +247,7 @@ def _sides(text: str) -> tuple[int, int]:
 
 
 def admitted_values(hint: Any) -> str:
-    """Return in words what values an annotation admits."""
+    """Return a description of the values that an annotation accepts."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(repr(arg) for arg in args)
@@ -246,20 +259,20 @@ def admitted_values(hint: Any) -> str:
         return "a list of " + " and ".join(admitted_values(arg) for arg in args if arg is not Ellipsis)
     if origin is dict or dataclasses.is_dataclass(hint):
         return "a mapping of settings"
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return words.get(hint, "nothing (null)" if hint is type(None) else str(hint))
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return words.get(hint, "null" if hint is type(None) else str(hint))
 
 
 def check_choice(name: str, value: str, kind: Any) -> None:
-    """Refuse a setting that is none of the words that its type allows."""
+    """Raise InputError if a setting is not one of the words that its type allows."""
     options = typing.get_args(kind)
     if value not in options:
         hint = did_you_mean(str(value), options) or ";"
-        raise InputError(f"{name} is {value!r}{hint} expected {', '.join(options)}")
+        raise InputError(f"{name} is {value!r}{hint} expected one of {', '.join(options)}")
 
 
 def read_yaml(text: str, where: str) -> dict[str, Any]:
-    """Return the mapping that a YAML text holds; nothing in it is executed."""
+    """Return the mapping in a YAML document; nothing in it is executed."""
     import yaml
 
     try:
@@ -278,7 +291,7 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def _check_extent(settings: Any, where: str) -> None:
-    """Refuse what recursion or copying could not survive: deep nesting, aliases in circles or without end."""
+    """Refuse values that would break recursion or copying: deep nesting, or aliases that are circular or explode."""
     pending, count = [(settings, 0)], 0
     while pending:
         value, level = pending.pop()
@@ -294,7 +307,7 @@ def _check_extent(settings: Any, where: str) -> None:
 
 
 def write_yaml(settings: Mapping[str, Any]) -> str:
-    """Return the YAML text that `read_yaml` reads as these settings."""
+    """Return settings as YAML that `read_yaml` reads back."""
     import yaml
 
     return yaml.dump(settings, Dumper=_dialect()[1], sort_keys=False, width=100)
@@ -302,7 +315,7 @@ def write_yaml(settings: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _dialect() -> tuple[Any, Any]:
-    """PyYAML's SafeLoader and SafeDumper with YAML 1.2's 1e-3, unique keys, and dates that are texts."""
+    """Return PyYAML's SafeLoader and SafeDumper, with YAML 1.2's 1e-3, unique keys, and dates as text."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -326,11 +339,11 @@ def _dialect() -> tuple[Any, Any]:
             if is_number and (
                 value.bit_length() > MOST_BITS if isinstance(value, int) else not math.isfinite(value)
             ):
-                problem = f"{shown(node.value)} is no number, or too large"
+                problem = f"{shown(node.value)} is not a number, or too large"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
             return value
 
-    # Dates are no settings: a name may look like one, and even like one that there isn't.
+    # No setting is a date, but a name may look like one, even like an impossible one.
     Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
 
     class Dumper(yaml.SafeDumper):
@@ -342,21 +355,117 @@ def _dialect() -> tuple[Any, Any]:
     return Loader, Dumper
 
 
-def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Return nested settings with changes such as 'optimizer.learning_rate=1e-3' made.
+Changes = str | Sequence[str] | Mapping[str, Any]
+"Settings to change: 'key=value' strings, or a mapping of dotted or nested names."
 
-    Values are read as YAML; a mapping takes the place of the whole section, as in 'schedule={name: constant}'.
+
+class Change(str):
+    """A setting and its new value, as normalised text: 'optimizer.learning_rate=0.001'."""
+
+    key: str
+    "Its dotted name."
+    value: Any
+
+    def __new__(cls, key: str, value: Any) -> Change:
+        change = super().__new__(cls, f"{key}={_flow_text(value)}")
+        change.key, change.value = key, value
+        return change
+
+    def __getnewargs__(self) -> tuple[str, Any]:  # type: ignore[override]
+        return self.key, self.value
+
+
+def as_changes(changes: Changes = (), settings: Mapping[str, Any] | None = None) -> list[Change]:
+    """Return changes in any form as a list, followed by settings from keyword arguments.
+
+    A nested mapping changes only the settings that it names. To replace a whole section, give its dataclass, or text such
+    as 'schedule={name: constant}'.
     """
-    _refuse_undone(changes)
+    changes = [changes] if isinstance(changes, str) else changes
+    given = _flattened(changes) if isinstance(changes, Mapping) else map(_parsed, changes)
+    return [*given, *_flattened(settings or {})]
+
+
+def _parsed(change: str) -> Change:
+    """Parse a 'key=value' text; its value is read as YAML."""
+    if isinstance(change, Change):
+        return change
+    if not isinstance(change, str):
+        raise InputError(f"a change is {shown(change)}; expected 'key=value', or a mapping of settings")
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"{shown(change)} is not a setting; expected key=value, such as seed=1")
+    return Change(key.strip(), _value(text))
+
+
+def _flattened(settings: Mapping[str, Any], prefix: str = "") -> list[Change]:
+    found: list[Change] = []
+    for name, value in settings.items():
+        if not isinstance(name, str):
+            raise InputError(f"a setting's name is {shown(name)}; expected text, such as 'seed'")
+        if isinstance(value, Mapping):
+            found += _flattened(value, f"{prefix}{name}.")
+        else:
+            found.append(Change(prefix + name, _as_yaml_type(value)))
+    return found
+
+
+def _as_yaml_type(value: Any) -> Any:
+    """Return a Python value as a YAML type; other values are returned unchanged, for a later error to name."""
+    if isinstance(value, os.PathLike):
+        return local_path(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_dict(value)
+    if isinstance(value, list | tuple):
+        return [_as_yaml_type(item) for item in value]
+    return value.item() if getattr(value, "shape", None) == () else value  # NumPy's numbers
+
+
+def _flow_text(value: Any) -> str:
+    """Return a value as one line of YAML."""
+    import yaml
+
+    def dump(allow_unicode: bool) -> str:
+        text: str = yaml.dump(
+            _without_points(value),
+            Dumper=_dialect()[1],
+            default_flow_style=True,
+            allow_unicode=allow_unicode,
+            sort_keys=False,
+            width=sys.maxsize,
+        )
+        return text.removesuffix("\n").removesuffix("\n...")
+
+    try:
+        text = dump(allow_unicode=True)
+        # YAML folds line breaks other than \n into spaces, unless they are escaped.
+        return dump(allow_unicode=False) if re.search("[\x85\u2028\u2029]", text) else text
+    except yaml.YAMLError:  # not a plain value
+        return shown(value)
+
+
+def _without_points(value: Any) -> Any:
+    """Return a value with 3 instead of 3.0, since both mean the same setting."""
+    if isinstance(value, dict):
+        return {name: _without_points(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_points(item) for item in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else value
+
+
+def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return nested settings with changes such as 'optimizer.learning_rate=1e-3' applied.
+
+    Values are read as YAML. A mapping replaces the whole section, as in 'schedule={name: constant}'.
+    """
+    made = as_changes(changes)
+    _refuse_undone(made)
     merged = {
         key: merge(value, ()) if isinstance(value, Mapping) else value for key, value in settings.items()
     }
-    for change in changes:
-        path, equals, text = change.partition("=")
-        if not equals or not path.strip():
-            raise InputError(f"{shown(change)} is no setting; expected key=value, such as seed=1")
-        value = _value(text)
-        section, names = merged, path.strip().split(".")
+    for change in made:
+        section, names = merged, change.key.split(".")
         if len(names) > MOST_LEVELS:
             raise InputError(f"{shown(change)}: nested more than {MOST_LEVELS} levels deep")
         for name in names[:-1]:
@@ -368,17 +477,16 @@ def merge(settings: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
                     f"{shown(change)}: {name} is {shown(below)}, which has no settings of its own"
                 )
             section = below
-        section[names[-1]] = value
+        section[names[-1]] = copy.deepcopy(change.value)
     return merged
 
 
-def _refuse_undone(changes: Sequence[str]) -> None:
-    """Refuse a change of a setting before one of its whole section, which would drop it."""
-    paths = [change.partition("=")[0].strip() for change in changes]
-    for place, path in enumerate(paths):
-        for before, other in zip(changes, paths[:place], strict=False):
-            if other.startswith(f"{path}."):
-                raise InputError(f"{before} is undone by {changes[place]}, which comes later: put that first")
+def _refuse_undone(changes: Sequence[Change]) -> None:
+    """Raise InputError if a later change of a whole section would discard the change of one of its settings."""
+    for place, change in enumerate(changes):
+        for before in changes[:place]:
+            if before.key.startswith(f"{change.key}."):
+                raise InputError(f"{before} is overwritten by {change}, which comes later: swap them")
 
 
 def _value(text: str) -> Any:
@@ -386,12 +494,12 @@ def _value(text: str) -> Any:
         return ""
     try:
         return read_yaml(f"value: {text}", text)["value"]
-    except InputError:  # such as a pattern, '*.bias'
+    except InputError:  # for example a pattern, '*.bias'
         return text.strip()
 
 
 def meanings(cls: type[DataclassInstance]) -> dict[str, str]:
-    """Return what each field of a dataclass means: the text beneath it in its source, or in a base class."""
+    """Return the meaning of each field of a dataclass: the string below it in its source, or in a base class's."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):

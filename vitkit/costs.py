@@ -1,12 +1,12 @@
-"""What a model costs: parameters, MACs, FLOPs and activation memory, by exact arithmetic on its config.
+"""The cost of a model: parameters, MACs, FLOPs and activation memory, computed exactly from its config.
 
 A MAC is one multiply-add of a matrix product or convolution. An element-wise operation is one output element
-of a bias, activation, norm, softmax, residual addition, scale or pooling; adding positions isn't counted, as
-in the published figures. Both are counts for the forward pass of one image.
+of a bias, activation, norm, softmax, residual addition, scale or pooling. As in the published figures, adding
+positions isn't counted. Both are counts for the forward pass of one image.
 
-Activation memory is what autograd keeps of one image for the backward pass, in eager PyTorch with fused
-attention and every dropout off: each further image of a batch adds this much. The image itself, the loss and
-whatever is kept once per batch (weights and what is made of them alone) aren't in it.
+Activation memory is what autograd keeps per image for the backward pass, in eager PyTorch with fused attention and
+without dropout: each additional image in a batch adds this much. It doesn't include the image itself, the loss, or
+what is kept once per batch (weights, and what is computed only from weights).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from vitkit.models.configs import (
     CompactConfig,
     HybridConfig,
     ModelConfig,
+    OwnConfig,
     ResNetConfig,
     Size,
     ViTConfig,
@@ -48,17 +49,17 @@ class Operation:
     saved: int = 0
     "Elements kept for the backward pass in the precision of the activations."
     saved_bytes: int = 0
-    "Bytes kept whatever the precision: norm statistics, log-sum-exp, max-pool indices."
+    "Bytes kept regardless of the precision: norm statistics, log-sum-exp, max-pool indices."
 
 
 @dataclass(frozen=True)
 class Section:
-    """A run of operations, repeated; a checkpointed one keeps only its input until its backward pass."""
+    """A sequence of operations, repeated. With checkpointing it keeps only its input until its backward pass."""
 
     operations: tuple[Operation, ...]
     repeats: int = 1
     block_input: int | None = None
-    "Elements of the input, where the section is a block that checkpointing can recompute."
+    "Elements of the input, if the section is a block that checkpointing can recompute."
 
     def saved_bytes(self, element_bytes: int) -> int:
         return sum(item.saved * element_bytes + item.saved_bytes for item in self.operations)
@@ -82,7 +83,7 @@ class PartCost(Result):
 
 @dataclass(frozen=True)
 class CostReport(Result):
-    """What a model costs per image."""
+    """The cost of a model per image."""
 
     model: str
     image_size: tuple[int, int]
@@ -99,19 +100,22 @@ class CostReport(Result):
     "By precision."
     activation_bytes_checkpointed: dict[str, int]
     images: int | None = None
-    "How many images training was priced on."
+    "Number of images to train on."
     exaflops: float | None = None
-    "The price of that training."
+    "The cost of that training."
+
+    _leads = ("model", "image_size", "num_classes", "parameters", "tokens", "macs", "flops", "exaflops")
+    _tables = ("parts",)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain JSON values, without the price of a training that wasn't asked for."""
+        """Return the report as plain JSON values, without `images` and `exaflops` if they are not set."""
         asked = {"images", "exaflops"} if self.images is None else set()
         return {name: value for name, value in super().to_json().items() if name not in asked}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one image's forward pass, and what training keeps of it."""
+    """The cost of one image's forward pass, and the memory that training keeps for it."""
 
     tokens: int | None
     "Tokens in the encoder; a ResNet has none."
@@ -142,7 +146,7 @@ class Cost:
         return parts
 
     def activation_bytes(self, element_bytes: int, *, checkpointed: bool = False) -> int:
-        """Bytes kept for the backward pass; checkpointed, each block keeps its input and the largest is whole."""
+        """Return the bytes kept for the backward pass; with checkpointing, each block's input and all of the largest block."""
         total, largest = 0, 0
         for section in self.sections:
             saved = section.saved_bytes(element_bytes)
@@ -162,7 +166,7 @@ def cost(
     num_classes: int | None = None,
     images: int | None = None,
 ) -> CostReport:
-    """Return what a named model costs per image, and the exaFLOPs of training on a number of images."""
+    """Return the cost of a named model per image, and the exaFLOPs of training on a number of images."""
     if "@" in model or os.path.exists(model):
         raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
     Bounds(at_least=1).check("images", images)
@@ -189,17 +193,19 @@ def cost(
 
 
 def cost_of(config: ModelConfig) -> Cost:
-    """Return the cost of the model that a configuration describes."""
+    """Return the cost of the model that a config describes."""
     if isinstance(config, ViTConfig):
         return Cost(config.num_tokens, tuple(_vit(config)))
     if isinstance(config, CompactConfig):
         return Cost(config.num_tokens, tuple(_compact(config)))
+    if isinstance(config, OwnConfig):
+        return Cost(None, tuple(_own(config)))
     assert isinstance(config, ResNetConfig)
     return Cost(None, tuple(_resnet(config)))
 
 
 def training_exaflops(macs: int, images: int) -> float:
-    """Return the exaFLOPs of training on so many images: forward, and backward at twice its price."""
+    """Return the exaFLOPs of training on this many images: the forward pass, and the backward pass at twice its cost."""
     return 3 * 2 * macs * images / 1e18
 
 
@@ -239,7 +245,7 @@ def _position_parameters(config: ViTConfig) -> int:
 def _vit_head(config: ViTConfig) -> Iterator[Operation]:
     width, tokens = config.width, config.num_tokens
     rows = tokens if config.pool == "none" else 1
-    # What reads the pooled features keeps them; the class token is a view that keeps its whole sequence.
+    # The layer that reads the pooled features keeps them. The class token is a view, which keeps the whole sequence.
     kept = tokens * width if config.pool in ("token", "none") else width
     if config.final_norm == "tokens":
         yield _layer_norm(tokens, width)
@@ -250,14 +256,16 @@ def _vit_head(config: ViTConfig) -> Iterator[Operation]:
             yield from _map_pool(config.num_patches, width, config.heads, config.mlp_width)
         case "seqpool":
             yield from _sequence_pool(config.num_patches, width)
-            if config.num_prefix:  # the patches are a view, which keeps the whole sequence beside a copy
+            if (
+                config.num_prefix
+            ):  # the patches are a view, which keeps the whole sequence in addition to a copy
                 yield Operation("pool", saved=tokens * width)
     if config.final_norm == "pooled":
         yield _layer_norm(1, width, saved=kept)
         kept = width
     if config.pre_logits:
         yield _linear("pre_logits", rows, width, config.pre_logits, saved=kept)
-        kept = rows * config.pre_logits  # the result of tanh, which its own backward pass needs as well
+        kept = rows * config.pre_logits  # the result of tanh, which its own backward pass needs too
         yield Operation("pre_logits", elementwise=kept, saved=0 if config.num_classes else kept)
     yield _head(rows, config, saved=kept)
 
@@ -278,7 +286,7 @@ def _compact(config: CompactConfig) -> Iterator[Section]:
 def _tokenizer(config: CompactConfig) -> Iterator[Operation]:
     part = "patch_embedding"
     if config.tokenizer == "patches":
-        reads = config.channels * prod(config.size)  # a copy of the image, its channels last
+        reads = config.channels * prod(config.size)  # a channels-last copy of the image
         yield _linear(part, prod(config.grid), config.channels * config.kernel**2, config.width, saved=reads)
         return
     channels, size, saved = config.channels, config.size, config.channels * prod(config.size)
@@ -292,12 +300,12 @@ def _tokenizer(config: CompactConfig) -> Iterator[Operation]:
         size = _half((rows, columns))
         channels, saved = out, prod(size) * out
         yield _max_pool(saved, part=part, saved=rows * columns * out)
-        # The ReLU comes after the pool, on fewer values; all but the last one's are the next convolution's input.
+        # The ReLU comes after the pool, on fewer values. Except for the last, its output is the next convolution's input.
         yield Operation(part, elementwise=saved, saved=saved if is_last else 0)
 
 
 def _hybrid_backbone(config: HybridConfig) -> Iterator[Section]:
-    """The ResNet under a hybrid; SAME padding makes a copy of what it pads."""
+    """The ResNet of a hybrid. SAME padding copies its input."""
     channels = config.backbone_width
     halves = _half(config.size)
     quarters = _half(halves)
@@ -326,6 +334,17 @@ def _resnet(config: ResNetConfig) -> Iterator[Section]:
     )
 
 
+def _own(config: OwnConfig) -> Iterator[Section]:
+    """The user's own module, as measured; its activation memory is not known."""
+    macs = round(config.macs_per_pixel * prod(config.size))
+    operations = [Operation("module", config.parameters, macs)]
+    if config.new_head and config.num_classes:
+        operations.append(
+            _linear("head", 1, config.num_features, config.num_classes, saved=config.num_features)
+        )
+    yield Section(tuple(operations))
+
+
 def _stages(
     units: tuple[int, ...], channels: int, size: Sides, unit: Callable[[int, int, Sides, int], Section]
 ) -> Iterator[Section]:
@@ -340,7 +359,7 @@ def _stages(
 
 
 def _unit_after(channels: int, middle: int, size: Sides, stride: int) -> Section:
-    """A hybrid's bottleneck, normalised after each convolution; its last ReLU is kept by its reader."""
+    """A hybrid's bottleneck, normalised after each convolution. The next layer keeps the output of its last ReLU."""
     before, after, out = prod(size), prod(_half(size) if stride == 2 else size), 4 * middle
     operations = [
         _conv(before, channels, middle, 1, saved=before * channels),
@@ -428,7 +447,7 @@ def _sequence_pool(tokens: int, width: int) -> tuple[Operation, ...]:
 
 
 def _attention(part: str, queries: int, keys: int, width: int, heads: int, *, saved: int) -> Operation:
-    """Fused attention keeps queries, keys, values and a log-sum-exp per query; its reader keeps the rest."""
+    """Fused attention keeps queries, keys, values and a log-sum-exp per query. The next layer keeps its output."""
     scores = heads * queries * keys
     return Operation(
         part,
@@ -440,7 +459,7 @@ def _attention(part: str, queries: int, keys: int, width: int, heads: int, *, sa
 
 
 def _relative_logits(tokens: int, width: int, heads: int) -> Operation:
-    """Queries against the key of each offset; all its logits are kept, and those that attention adds."""
+    """Queries times the key of each offset. It keeps all these logits and those that attention adds."""
     offsets, scores = 2 * tokens - 1, heads * tokens * tokens
     return Operation(
         "attention",
@@ -476,7 +495,7 @@ def _linear(
 
 
 def _layer_norm(rows: int, width: int, *, saved: int | None = None) -> Operation:
-    """A LayerNorm keeps its input, and mean and deviation of each row."""
+    """A LayerNorm keeps its input, and the mean and standard deviation of each row."""
     kept = rows * width if saved is None else saved
     return Operation("norm", 2 * width, elementwise=rows * width, saved=kept, saved_bytes=8 * rows)
 
@@ -484,32 +503,32 @@ def _layer_norm(rows: int, width: int, *, saved: int | None = None) -> Operation
 def _conv(
     cells: int, channels: int, outputs: int, kernel: int, *, part: str = "backbone", saved: int = 0
 ) -> Operation:
-    """A convolution without bias; `saved` counts its input where nothing else keeps it."""
+    """A convolution without bias; `saved` counts its input if nothing else keeps it."""
     weights = channels * outputs * kernel**2
     return Operation(part, parameters=weights, macs=cells * weights, saved=saved)
 
 
 def _group_norm(cells: int, channels: int) -> Operation:
-    """A GroupNorm keeps its input, and mean and deviation of each group."""
+    """A GroupNorm keeps its input, and the mean and standard deviation of each group."""
     elements = cells * channels
     return Operation("backbone", 2 * channels, elementwise=elements, saved=elements, saved_bytes=8 * GROUPS)
 
 
 def _relu(elements: int, *, part: str = "backbone") -> Operation:
-    """A ReLU keeps its output, which the convolution behind it keeps as well."""
+    """A ReLU keeps its output, which the convolution after it shares."""
     return Operation(part, elementwise=elements, saved=elements)
 
 
 def _max_pool(outputs: int, *, part: str = "backbone", saved: int = 0) -> Operation:
-    """A max-pool keeps its input and the place of each maximum as a 64-bit number."""
+    """A max-pool keeps its input, and the index of each maximum as a 64-bit integer."""
     return Operation(part, elementwise=outputs, saved=saved, saved_bytes=8 * outputs)
 
 
 def _half(size: Sides) -> Sides:
-    """The sides after a stride of 2; every padding here rounds up."""
+    """Return the sides after a stride of 2; every padding here rounds up."""
     return -(-size[0] // 2), -(-size[1] // 2)
 
 
 def _padded(size: Sides, kernel: int, stride: int) -> int:
-    """Cells of a map after TensorFlow's SAME padding."""
+    """Return the number of cells after TensorFlow's SAME padding."""
     return prod(max(side, (-(-side // stride) - 1) * stride + kernel) for side in size)

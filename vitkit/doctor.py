@@ -1,4 +1,4 @@
-"""What this machine offers vitkit: versions, devices, extras, the cache folder. Trouble is reported, not raised."""
+"""Facts about this machine: versions, devices, extras, the cache folder. Problems are reported, not raised."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Gpu(Result):
 
 @dataclass(frozen=True)
 class Devices(Result):
-    """What models can run on."""
+    """Devices that models can run on."""
 
     cpu: Cpu
     cuda: tuple[Gpu, ...]
@@ -61,7 +61,7 @@ class Extra(Result):
 
 @dataclass(frozen=True)
 class Cache(Result):
-    """Where weights from the hub are kept, the room left there, and whether downloads are switched off."""
+    """The cache of weights from the hub: its folder, the free space there, and whether downloads are disabled."""
 
     folder: str | None
     free_bytes: int | None
@@ -70,7 +70,7 @@ class Cache(Result):
 
 @dataclass(frozen=True)
 class MachineFacts(Result):
-    """What this machine offers; `problems` is empty when all is well."""
+    """Facts about this machine; `problems` is empty if there are none."""
 
     vitkit: str
     python: str
@@ -99,7 +99,7 @@ def doctor() -> MachineFacts:
 
 
 def requirements(problems: list[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the distributions vitkit needs, and those of each extra, as its own metadata states them."""
+    """Return the distributions that vitkit needs, and those of each extra, from its own metadata."""
     try:
         lines = metadata.requires("vitkit") or []
     except metadata.PackageNotFoundError:
@@ -123,7 +123,7 @@ def version(name: str) -> str | None:
 
 
 def package(name: str, problems: list[str]) -> str | None:
-    """Return the version of a distribution vitkit needs, if it is there; note it when its import fails."""
+    """Return the version of a required distribution, or None; note if it is missing or can't be imported."""
     found = version(name)
     if found is None:
         problems.append(f"{name} is missing: pip install {name}")
@@ -150,7 +150,7 @@ def extra_state(extra: str, names: list[str]) -> Extra:
 
 
 def devices(problems: list[str]) -> Devices:
-    """Return what models can run on."""
+    """Return the devices that models can run on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     torch = import_or_note("torch", problems)
     if torch is None:
@@ -170,7 +170,7 @@ def cuda_device(torch: Any, index: int) -> Gpu:
 
 
 def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's model name: Linux has it in a file, elsewhere Python knows it."""
+    """Return the processor's model name, from a file on Linux and from Python elsewhere."""
     if path.exists():
         names = re.findall(r"^model name\s*:\s*(.+)$", path.read_text(), flags=re.MULTILINE)
         if names:
@@ -179,7 +179,7 @@ def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cache(problems: list[str]) -> Cache:
-    """Return what is known of the hub's cache."""
+    """Return the state of the hub's cache."""
     constants = import_or_note("huggingface_hub.constants", problems)
     if constants is None:
         return Cache(None, None, None)

@@ -1,4 +1,4 @@
-"""The one error a user's input can cause: what came, what was expected, what to do."""
+"""The error for all bad input from users: what was given, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class InputError(ValueError):
 
 
 def did_you_mean(word: str, options: Iterable[str], prefix: str = "") -> str:
-    """Return '; did you mean ...?' naming the nearest options, each after a prefix, or an empty string."""
+    """Return '; did you mean ...?' with the closest options, each after a prefix, or an empty string."""
     by_lower: dict[str, str] = {}
     for option in options:
         by_lower.setdefault(option.lower(), option)

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all and outlast a power cut, their digests, and locks."""
+"""Atomic and durable writes of files and folders, overwrite checks, digests, and locks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,22 @@ from vitkit.errors import InputError
 LOCK_SECONDS = 0.5
 
 
+def is_local(text: str) -> bool:
+    """Return whether a MODEL or DATA string is a path, not a name."""
+    return text.startswith((".", "/", "~"))
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as written in MODEL and DATA strings: a relative one starts with './'."""
+    text = os.fspath(path)
+    return text if is_local(text) else f"./{text}"
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a hidden file to write to, which becomes `path` at the end; after an error nothing is left of it."""
-    part = path.with_name(
-        f".{path.name}.{secrets.token_hex(4)}.part"
-    )  # another process may write to `path` too
+    """Yield a hidden file to write to, which becomes `path` at the end; it is removed after an error."""
+    # A random name, since another process may write to `path` too.
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         yield part
         sync(part)
@@ -36,12 +46,12 @@ def written_whole(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise _unwritable(path, error) from error
     finally:
-        with suppress(OSError):  # what is told is why it couldn't be written
+        with suppress(OSError):  # keep the original error
             part.unlink()
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file whole, text as UTF-8; its folder is made."""
+    """Write a file atomically, text as UTF-8; create its folder if it is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,9 +62,10 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def folder_written_whole(path: Path) -> Iterator[Path]:
-    """Yield a hidden folder to fill, which takes the place of `path` at the end; after an error nothing is left of it.
+    """Yield a hidden folder to fill, which replaces `path` at the end; it is removed after an error.
 
-    A reader finds the old folder or the new one at every moment. A link stays, and what it points to is replaced.
+    If the file system can swap names, a reader always finds the old folder or the new one. If `path` is a link, its
+    target is replaced.
     """
     place = path.resolve()
     try:
@@ -75,12 +86,19 @@ def folder_written_whole(path: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def check_free(*paths: Path, force: bool) -> None:
+    """Refuse to overwrite files without `--force`; `vitkit.runs.folder` says what it means for each command."""
+    for path in paths:
+        if not force and path.exists():
+            raise InputError(f"{path} exists; --force overwrites it")
+
+
 def _unwritable(path: Path, error: OSError) -> InputError:
     return InputError(f"{path} can't be written: {error.strerror or error}")
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the system or the file system can't."""
+    """Swap two paths atomically; return False if the system or the file system can't."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of <linux/fs.h>
     if rename is None:
@@ -89,7 +107,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _replace_folder(part: Path, place: Path) -> None:
-    """Rename a folder over another in two steps, between which there is none; if the second fails, undo the first."""
+    """Replace a folder with two renames, between which neither is in place; if the second fails, undo the first."""
     old = part.with_name(f"{part.name}.old")
     has_old = place.exists()
     if has_old:
@@ -104,10 +122,10 @@ def _replace_folder(part: Path, place: Path) -> None:
 
 
 def sync(*paths: Path) -> None:
-    """Make the content of files, and the names in folders, outlast a power cut."""
+    """Flush files and folders to disk, so that they survive a power cut."""
     for path in paths:
         is_folder = path.is_dir()
-        if is_folder and not hasattr(os, "O_DIRECTORY"):  # Windows opens no folder
+        if is_folder and not hasattr(os, "O_DIRECTORY"):  # Windows can't open folders
             continue
         descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
         try:
@@ -117,7 +135,7 @@ def sync(*paths: Path) -> None:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse a pipe or a device, which may have no end, before it is opened; what is missing fails when opened."""
+    """Refuse a pipe or a device, which may never end, before it is opened. A missing file fails when it is opened."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -133,12 +151,12 @@ def digest(path: Path) -> str:
 
 
 def take_lock(path: Path, *, is_shared: bool = False) -> IO[str]:
-    """Return the open file whose lock says that this process is at work where it lies; shared locks allow each other."""
+    """Lock a file to show that this process uses its folder, and return it open; shared locks don't exclude each other."""
     try:
         import fcntl
     except ImportError:  # Windows
         return open(path, "a+", encoding="utf-8")
-    patience = time.monotonic() + LOCK_SECONDS  # whoever asks `is_locked` holds the lock for a moment
+    patience = time.monotonic() + LOCK_SECONDS  # `is_locked` holds the lock for a moment
     while True:
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (it stays open)
         try:
@@ -158,8 +176,8 @@ def take_lock(path: Path, *, is_shared: bool = False) -> IO[str]:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
                 break
-        file.close()  # whoever held it removed the file: this lock keeps nobody out
-    # A forked worker may outlive this process, and would keep the lock.
+        file.close()  # the previous holder removed the file, so this lock excludes nobody
+    # A forked worker may outlive this process and would keep the lock.
     os.register_at_fork(after_in_child=file.close)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -168,7 +186,7 @@ def take_lock(path: Path, *, is_shared: bool = False) -> IO[str]:
 
 
 def is_alone(file: IO[str]) -> bool:
-    """Say whether nobody shares a lock that this process took, and keep it so; where that can't be known, nobody."""
+    """Make this process's shared lock exclusive, and return whether that worked; True if locks aren't supported."""
     try:
         import fcntl
 
@@ -181,7 +199,7 @@ def is_alone(file: IO[str]) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Say whether a process holds the lock on a file; where that can't be known, one does."""
+    """Return whether a process holds the lock on a file; True if that can't be determined."""
     try:
         import fcntl
 

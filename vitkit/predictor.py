@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,17 +13,27 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitkit.config import Bounds
-from vitkit.data.images import ImageSource, find_images, prepare
+from vitkit.config import Bounds, override
+from vitkit.data.images import ImageSource, find_images, prepare, read_image
 from vitkit.data.threads import map_in_order
+from vitkit.display import MOST_ROWS, html_table, pictures
 from vitkit.errors import InputError
-from vitkit.models.configs import Preprocessing, Resample, Size
+from vitkit.markup import element, join
+from vitkit.models.configs import Interpolation, Preprocessing, Resample, Size
 from vitkit.models.model import Model
+from vitkit.models.names import IMAGENET_MEAN_STD, default_preprocessing, find_name
+from vitkit.models.own import OWN, OwnModule, describe, object_name
+from vitkit.notes import Note, kind_of
+from vitkit.progress import Progress, showing
 from vitkit.results import Result
+from vitkit.weights.folder import preprocessing_in_words
+from vitkit.weights.load import LoadedModel
 
 Images = ImageSource | Iterable[ImageSource]
+THUMBNAIL = 96
+"Longer side of an image in a notebook, in pixels."
 Names = str | os.PathLike[str] | Sequence[str]
 
 
@@ -42,6 +53,31 @@ class PredictedImage(Result):
     image: str
     top: tuple[Prediction, ...] | None = field(default=None, metadata={"optional": True})
     error: str | None = field(default=None, metadata={"optional": True})
+
+    _tables = ("top",)
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        """Return the image, made small, if it is still there."""
+        if self.error is not None or not os.path.isfile(self.image):
+            return []
+        image, file = read_image(Path(self.image)), io.BytesIO()
+        image.thumbnail((THUMBNAIL, THUMBNAIL))
+        image.save(file, "PNG")
+        return [(os.path.basename(self.image), file.getvalue())]
+
+
+class PredictedImages(list[PredictedImage]):
+    """What `predict` returns: a list, which notebooks show as a table with the first images."""
+
+    def _repr_html_(self) -> str:
+        rows = ""
+        for row in self[:MOST_ROWS]:
+            best = row.top[0] if row.top else None
+            words = f"{best.name}, {best.probability:.1%}" if best else row.error or ""
+            cells = (pictures(row._pictures()), row.image, words)
+            rows = join([rows, element("tr", *(element("td", cell) for cell in cells))])
+        more = f"{len(self) - MOST_ROWS} more images" if len(self) > MOST_ROWS else ""
+        return join([element("table", rows), more])
 
 
 class Predictor:
@@ -67,6 +103,25 @@ class Predictor:
         self.notes = tuple(notes)
         self._multi_label = multi_label
 
+    def __repr__(self) -> str:
+        size = "x".join(map(str, self.model.config.size))
+        classes = f"{len(self.class_names):,} classes" if self.class_names else "no head"
+        return f"Predictor({self.spec!r}, {classes}, images of {size}, on {self.device})"
+
+    def _repr_html_(self) -> str:
+        """Return the model as notebooks show it."""
+        names = ", ".join(self.class_names[:5]) + (", ..." if len(self.class_names) > 5 else "")
+        facts = {
+            "model": self.spec,
+            "parameters": f"{sum(parameter.numel() for parameter in self.model.parameters()):,}",
+            "images": preprocessing_in_words(self.preprocessing),
+            "classes": f"{len(self.class_names):,}: {names}" if names else "no head",
+            "labels": "several an image" if self.multi_label else "",
+            "device": str(self.device),
+            "notes": "; ".join(self.notes),
+        }
+        return html_table(self.name, {name: fact for name, fact in facts.items() if fact})
+
     @property
     def preprocessing(self) -> Preprocessing:
         """What happens to an image, for the size that the model takes now."""
@@ -82,6 +137,17 @@ class Predictor:
     def multi_label(self) -> bool:
         """Whether an image may have several classes, each with a probability of its own; False with a new head."""
         return self._multi_label and len(self._class_names) == self.model.config.num_classes
+
+    def as_loaded(self) -> LoadedModel:
+        """Return the model as the start of a run; one that was passed as a module may have no names of classes."""
+        return LoadedModel(
+            self.model,
+            self.preprocessing,
+            self.class_names if self._class_names else None,
+            self.name,
+            tuple(Note(line, kind_of(line)) for line in self.notes),
+            is_passed=self.spec.startswith(OWN),
+        )
 
     def set_image_size(self, image_size: Size) -> None:
         """Take images of another size from now on: a number, or (height, width)."""
@@ -165,8 +231,12 @@ class Predictor:
             return error
 
 
+AnyModel = str | os.PathLike[str] | Predictor | nn.Module
+"What verbs take: a MODEL string, a path, what `load` or `wrap` returned, or what `create_model` returned."
+
+
 def load(
-    spec: str | os.PathLike[str] | Predictor,
+    spec: AnyModel,
     *,
     device: str = "auto",
     image_size: Size | None = None,
@@ -175,11 +245,16 @@ def load(
     resample: Resample | None = None,
     names: Names | None = None,
     accept: str | Sequence[str] = (),
+    module: nn.Module | None = None,
 ) -> Predictor:
     """Return a model with its preprocessing and class names; `names` is a list, or a file of lines.
 
-    A model that is loaded already is returned as it is, so that whatever takes a MODEL string takes it as well.
+    A model that is loaded already is returned as it is, and a model of `create_model` is wrapped, so that whatever takes
+    a MODEL string takes them as well.
+    module: a module of your own, built as it was when the folder was saved; it gets the weights.
     """
+    if isinstance(spec, nn.Module):
+        spec = wrap(spec)
     if isinstance(spec, Predictor):
         settings = {
             "image_size": image_size,
@@ -189,9 +264,11 @@ def load(
             "names": names,
             "accept": accept or None,
             "device": None if device in ("auto", spec.device.type) else device,
+            "module": module,
         }
         if late := [name for name, value in settings.items() if value is not None]:
-            raise InputError(f"{spec.name} is loaded already: give {', '.join(late)} to vitkit.load")
+            first = "vitkit.wrap" if spec.spec.startswith(OWN) else "vitkit.load"
+            raise InputError(f"{spec.name} is loaded already: give {', '.join(late)} to {first}")
         return spec
     from vitkit.weights.load import load_model
 
@@ -205,6 +282,7 @@ def load(
         channels=channels,
         resample=resample,
         accept=accept,
+        module=module,
     )
     classes = loaded.model.config.num_classes
     if given is not None and len(given) != classes:
@@ -222,8 +300,69 @@ def load(
     )
 
 
+def wrap(
+    module: nn.Module,
+    image_size: Size | None = None,
+    *,
+    class_names: Names | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    crop_fraction: float | None = None,
+    interpolation: Interpolation | None = None,
+    multi_label: bool = False,
+    name: str | None = None,
+) -> Predictor:
+    """Return a module of your own as every function takes a model: to train, fine-tune, evaluate, probe or save it.
+
+    The module's `forward(images)` returns logits (batch, classes). With a method `features(images)` that returns (batch,
+    width), it can get a new head, and frozen features can be measured. It stays on its device; nothing is copied.
+    image_size: height and width that it takes, or one number; a model of `create_model` says it itself.
+    class_names: a list, or a file of lines. Without them, training takes as many classes as there are logits.
+    mean, std: ImageNet's unless given. crop_fraction: share of the resized image that a centre crop keeps; without it the
+    whole image is squashed.
+    name: what runs and results call it, as 'module:NAME'; by default its class and a hash of its shapes.
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"wrap takes a torch.nn.Module, not {type(module).__name__}")
+    if isinstance(module, Model):
+        if image_size is not None:
+            module.set_image_size(image_size)
+        model, base = module, default_preprocessing(module.config)
+    else:
+        if image_size is None:
+            raise InputError(
+                f"{type(module).__name__} doesn't say what images it takes: give vitkit.wrap(module, image_size=224)"
+            )
+        model = OwnModule(module, describe(module, image_size))
+        base = Preprocessing(model.config.size, None, "bilinear", *IMAGENET_MEAN_STD)
+    given: dict[str, Any] = {
+        "mean": None if mean is None else tuple(mean),
+        "std": None if std is None else tuple(std),
+        "crop_fraction": crop_fraction,
+        "interpolation": interpolation,
+    }
+    preprocessing = override(base, {key: value for key, value in given.items() if value is not None}, "wrap")
+    classes = model.config.num_classes
+    names = () if class_names is None else read_names(class_names)
+    if names and len(names) != classes:
+        raise InputError(f"{len(names)} class names for the {classes} classes of {type(module).__name__}")
+    if multi_label and not names:
+        names = default_names(classes)
+    called = name or (find_name(model.config) if isinstance(module, Model) else None) or type(module).__name__
+    like = next(module.parameters(), None)
+    return Predictor(
+        model,
+        preprocessing,
+        names,
+        called,
+        device="cpu" if like is None else like.device,
+        multi_label=multi_label,
+        spec=object_name(module, name),
+    )
+
+
 def predict(
-    model: str | os.PathLike[str] | Predictor,
+    model: AnyModel,
     images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     top: int = 5,
@@ -232,17 +371,28 @@ def predict(
     batch_size: int = 32,
     image_size: Size | None = None,
     accept: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
-) -> list[PredictedImage]:
-    """Return the likeliest classes of image files and of folders of them."""
+    progress: bool | Progress | None = True,
+) -> PredictedImages:
+    """Return the likeliest classes of image files and of folders of them.
+
+    progress: False shows none; a function is told how many images are done, and of how many.
+    """
     files = find_images(images)
     predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
-    results = []
-    for result in predictor.predict_files(files, top, batch_size):
-        results.append(result)
-        if progress:
-            progress(len(results), len(files))
+    results = PredictedImages()
+    with showing(progress, "predicting") as tell:
+        for result in predictor.predict_files(files, top, batch_size):
+            results.append(result)
+            if tell:
+                tell(len(results), len(files))
     return results
+
+
+def named_model(model: AnyModel) -> tuple[str | os.PathLike[str] | Predictor, str]:
+    """Return a model, wrapped if it is a bare module, and the MODEL string by which configs and results name it."""
+    if isinstance(model, nn.Module):
+        model = wrap(model)
+    return model, model.spec if isinstance(model, Predictor) else os.fspath(model)
 
 
 def choose_device(device: str) -> torch.device:

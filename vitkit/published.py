@@ -1,4 +1,4 @@
-"""Published figures beside ours: model sizes in circulation, and the ViT paper's scaling study."""
+"""Published figures next to ours: commonly quoted model sizes, and the ViT paper's scaling study."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vitkit.results import Result
 
 JFT_IMAGES = 303_000_000
 
-# Figures in circulation: parameters, GFLOPs, and the model and classes whose parameters they are.
+# Commonly quoted figures: parameters, GFLOPs, and the model and classes that the parameters are really of.
 PUBLISHED_VITS = (
     ("B/16", "86M", 35.2, "B/16", 0),
     ("L/16", "307M", 123.2, "L/32", 1000),
     ("H/14", "632M", 334.8, "H/14", 1000),
 )
-# torchvision's name, image size, quoted parameters, quoted GFLOPs with a multiply-add as one.
+# torchvision's name, image size, quoted parameters, quoted GFLOPs (which count a multiply-add once).
 PUBLISHED_EFFICIENTNETS = (
     ("EfficientNet-B0", "efficientnet_b0", 224, "5.3M", 0.4),
     ("EfficientNet-B7", "efficientnet_b7", 600, "66M", 37.0),
@@ -49,7 +49,7 @@ PUBLISHED_SCALING = (
 
 @dataclass(frozen=True)
 class SizeRow(Result):
-    """A model's published size and ours."""
+    """A model's published size and our count."""
 
     model: str
     image_size: tuple[int, int]
@@ -64,7 +64,7 @@ class SizeRow(Result):
 
 @dataclass(frozen=True)
 class ScalingRow(Result):
-    """A run of the ViT paper's scaling study: its published price and ours."""
+    """A run of the ViT paper's scaling study: its published cost and our count."""
 
     model: str
     epochs: int
@@ -76,7 +76,7 @@ class ScalingRow(Result):
 
 @dataclass(frozen=True)
 class Sizes(Result):
-    """Model sizes in circulation."""
+    """Commonly quoted model sizes."""
 
     table: Literal["sizes"]
     convention: str
@@ -93,7 +93,7 @@ class Scaling(Result):
 
 
 def table(which: Literal["sizes", "scaling"]) -> Sizes | Scaling:
-    """Return published figures next to ours: model sizes in circulation, or the ViT paper's scaling study."""
+    """Return published figures next to ours: commonly quoted model sizes, or the ViT paper's scaling study."""
     if which == "sizes":
         convention = (
             "one image, 1000 classes; ViT figures count 2 FLOPs per multiply-add and 1 per element-wise "
@@ -129,7 +129,7 @@ def _vit_sizes() -> Iterator[SizeRow]:
 
 
 def _efficientnet_sizes() -> Iterator[SizeRow]:
-    """Count torchvision's models on the meta device: nothing is computed or downloaded."""
+    """Count torchvision's models on the meta device, without computing or downloading anything."""
     import torch
     import torchvision
     from torch.utils.flop_counter import FlopCounterMode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Mapping
@@ -13,9 +14,9 @@ from pathlib import Path
 from vitkit.errors import InputError
 from vitkit.files import write_file
 from vitkit.notes import Note
+from vitkit.progress import Listener, Silent
 from vitkit.results import Result, from_json
 from vitkit.runs.records import read_object
-from vitkit.training.log import Listener, Silent
 from vitkit.training.run import TrainResult, train
 
 RECORD = "quickstart.json"
@@ -54,7 +55,10 @@ class QuickstartResult(Result):
 
 
 def quickstart(
-    folder: str | Path = "runs/quickstart", *, force: bool = False, listener: Listener | None = None
+    folder: str | os.PathLike[str] = "runs/quickstart",
+    *,
+    force: bool = False,
+    listener: Listener | None = None,
 ) -> QuickstartResult:
     """Return the accuracy on digits' test split of a pre-trained model and of the same from scratch.
 

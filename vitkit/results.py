@@ -1,4 +1,4 @@
-"""Results: what a verb returns, a frozen dataclass whose `to_json` is what `--json` prints."""
+"""Results: what a verb returns, a frozen dataclass whose `to_json` is what `--json` prints; short in Python, a table in notebooks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar, Union
+from typing import Any, ClassVar, TypeVar, Union
+
+from vitkit.display import html_table, known, pictures, rows_table, short_text
+from vitkit.notes import worded
 
 R = TypeVar("R", bound="Result")
 
@@ -23,6 +26,30 @@ class Result:
     metadata["optional"] the document has the key only where there is a value.
     """
 
+    _leads: ClassVar[tuple[str, ...]] = ()
+    "What repr shows; all fields where there are none."
+    _tables: ClassVar[tuple[str, ...]] = ()
+    "Fields whose rows a notebook shows as tables."
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__repr__" not in vars(cls):  # else the decorator gives each class a repr with all of its fields
+            cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return short_text(self, self._leads)
+
+    def _repr_html_(self) -> str:
+        """Return the result as notebooks show it; names are escaped, and pictures are a part of it."""
+        rows = {name: value for name in self._tables if (value := getattr(self, name))}
+        facts = {name: value for name, value in known(self, self._leads).items() if not _is_rows(value)}
+        tables = [rows_table(name, value) for name, value in rows.items()]
+        return html_table(type(self).__name__, facts, *tables, pictures(self._pictures()))
+
+    def _pictures(self) -> Iterable[tuple[str, bytes]]:
+        """Return PNG pictures of the result, each with its name."""
+        return ()
+
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON values; numbers that are not finite are None."""
         return {
@@ -30,6 +57,12 @@ class Result:
             for field in dataclasses.fields(self)
             if not field.metadata.get("optional") or getattr(self, field.name) is not None
         }
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list | tuple) and any(isinstance(entry, Result) for entry in value)
+    )
 
 
 def as_json(value: Any) -> Any:
@@ -50,7 +83,7 @@ def as_json(value: Any) -> Any:
         return os.fspath(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return str(value) if isinstance(value, str) else value
+    return worded(value) if isinstance(value, str) else value
 
 
 def from_json(kind: type[R], document: Mapping[str, Any]) -> R:
@@ -74,6 +107,8 @@ def _restored(hint: Any, value: Any) -> Any:
         return _restored(last, value)
     if isinstance(hint, type) and issubclass(hint, Result):
         return from_json(hint, value)
+    if hasattr(hint, "_make") and isinstance(value, Mapping):  # a named tuple
+        return hint(**value)
     if origin in (tuple, list, Sequence):
         entries = [_restored(arguments[0], entry) for entry in value]
         return entries if origin is list else tuple(entries)

@@ -1,4 +1,4 @@
-"""The processes that work together: who this one is, and what they agree on. torchrun starts them."""
+"""The group of processes that torchrun starts: this process's rank, and communication within the group."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,10 +19,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from vitkit.errors import InputError
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together; without torchrun there is one."""
+    """This process within its group; without torchrun there is only one process."""
 
     rank: int
     ranks: int
@@ -33,7 +37,7 @@ class World:
 
     @property
     def device_name(self) -> str:
-        """The device as people know it: a GPU's product name, the number of CPU threads."""
+        """A readable name of the device: a GPU's product name, or the number of CPU threads."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         if self.device.type != "cpu":
@@ -49,11 +53,11 @@ class World:
         return values
 
     def any(self, claim: bool) -> bool:
-        """Say whether any process claims it: asked from CPU to CPU (gloo), so that no GPU is waited for."""
+        """Return whether the claim is true on any process. Runs on the CPU (gloo), so it waits for no GPU."""
         return bool(self.sum(torch.tensor(float(claim))))
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return every process's rows on the CPU, in the order of ranks."""
+        """Return every process's rows on the CPU, in rank order."""
         rows = rows.cpu()
         if self.ranks == 1:
             return rows
@@ -61,8 +65,8 @@ class World:
         dist.all_gather_object(parts, rows)
         return torch.cat(parts)
 
-    def collect(self, found: dict[str, str]) -> dict[str, str]:
-        """Return every process's entries."""
+    def collect(self, found: dict[Key, Value]) -> dict[Key, Value]:
+        """Return the entries of all processes, merged."""
         parts = [found] * self.ranks
         if self.ranks > 1:
             dist.all_gather_object(parts, found)
@@ -77,10 +81,10 @@ _worlds = itertools.count()
 
 
 def _end_groups() -> None:
-    """Free the groups of sharded models, which PyTorch's caches keep: their threads must not outlive Python.
+    """Free the process groups of sharded models, which PyTorch caches: their threads must not outlive Python.
 
-    One that still has a tensor to free then aborts the process, after all work was done. Models that are still named
-    somewhere keep theirs.
+    A thread that still has a tensor to free would abort the process, after all work is done. Models that are still
+    referenced keep their groups.
     """
     for mesh in gc.get_objects():
         if type(mesh) is DeviceMesh:
@@ -89,7 +93,7 @@ def _end_groups() -> None:
 
 
 def check_alone(advice: str) -> None:
-    """Raise InputError if torchrun started several processes, for work that one does."""
+    """Raise InputError with this advice if torchrun started several processes, for work that takes only one."""
     if _num_ranks() > 1:
         raise InputError(advice)
 
@@ -107,7 +111,7 @@ def join_world(device: torch.device) -> Iterator[World]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    # torchrun's store outlives a restart, and a world: without a prefix, processes would look for those that are gone.
+    # torchrun's store outlives restarts and earlier groups: without a prefix, processes would look for dead ones.
     store, rank, ranks = next(rendezvous("env://"))
     attempt, number = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), next(_worlds)
     if number == 0:

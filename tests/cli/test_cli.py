@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import warnings
 from contextlib import suppress
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
@@ -235,3 +237,29 @@ def test_odd_file_names_can_be_printed() -> None:
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert answer.returncode == 0
     assert b"udcff" in answer.stdout
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_fills_its_lines(vit: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A line break made by hand would leave a short line in the middle of a paragraph."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = vit(name, "--help").out
+    assert max(map(len, shown.splitlines())) <= 80
+    lines = [line.rstrip() for line in shown.partition("╭")[0].splitlines()]
+    for line, following in itertools.pairwise(lines):
+        if line and following:
+            assert len(f"{line} {following.split()[0]}") >= 79, line
+
+
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("finetune", "vit finetune [OPTIONS] MODEL [DATA] [KEY=VALUE]..."),
+        ("predict", "vit predict [OPTIONS] MODEL IMAGE|FOLDER..."),
+        ("cost", "vit cost [OPTIONS] [MODEL]..."),
+        ("report", "vit report [OPTIONS] RUN..."),
+        ("models", "vit models [OPTIONS] [PATTERN]"),
+    ],
+)
+def test_usage_is_as_people_write_it(vit: Any, name: str, usage: str) -> None:
+    assert f"Usage: {usage} " in vit(name, "--help").out

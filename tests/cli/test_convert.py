@@ -28,7 +28,7 @@ TARGETS = {
 }
 CASES = [(to, target) for to, targets in TARGETS.items() for target in targets]
 PREPROCESSING_NOTE = (
-    "preprocessing, which source.safetensors doesn't state: shorter side resized to 35, centre crop 32x32, "
+    "source.safetensors doesn't state its preprocessing; assuming: shorter side resized to 35, centre crop 32x32, "
     "bicubic, mean 0.5, std 0.5\n"
 )
 
@@ -154,7 +154,7 @@ def test_force_replaces_nothing_but_models(vit: Callable[..., Any], source: Path
     (precious / "thesis.txt").write_text("three years")
     answer = vit("convert", str(source), str(precious), "--force")
     assert answer.status == 2
-    reason = "holds 'thesis.txt' and is no model folder: --force replaces those alone\n"
+    reason = "holds 'thesis.txt', so it is not a model folder; --force replaces only model folders\n"
     assert answer.err.endswith(f"error: {precious} {reason}")
     (precious / "config.json").write_text("{}")
     assert vit("convert", str(source), str(precious), "--force").status == 2
@@ -169,7 +169,7 @@ def test_source_and_target_may_be_the_same(vit: Callable[..., Any], source: Path
     assert vit("convert", str(source), str(folder)).status == 0
     before = load_model(folder).model.state_dict()
     answer = vit("convert", str(folder), str(folder), "--force", "--num-classes", "2")
-    assert (answer.status, answer.err) == (0, "the head is new and untrained: 2 classes for 7\n")
+    assert (answer.status, answer.err) == (0, "the head is new and untrained: 2 classes instead of 7\n")
     after = load_model(folder).model.state_dict()
     assert after["head.weight"].shape == (2, 32)
     assert torch.equal(after["pos_embed"], before["pos_embed"])
@@ -187,19 +187,19 @@ def test_a_link_to_a_model_stays_a_link(vit: Callable[..., Any], source: Path, t
 @pytest.mark.parametrize(
     ("to", "target", "message"),
     [
-        ("npz", "out", "format npz is one file: give a path that ends in .npz, not out"),
+        ("npz", "out", "format npz is a single file: give a path that ends in .npz, not out"),
         (
             "timm",
             "out.npz",
-            "format timm can't be out.npz: it is kept in a file that ends in .safetensors or .pth",
+            "format timm can't be written to out.npz: it needs a file that ends in .safetensors or .pth",
         ),
-        ("hf", "out.safetensors", "format hf can't be out.safetensors: it is kept in a folder"),
+        ("hf", "out.safetensors", "format hf can't be written to out.safetensors: it needs a folder"),
         (
             "torchvision",
             "out",
-            "format torchvision is one file: give a path that ends in .pth or .safetensors, not out",
+            "format torchvision is a single file: give a path that ends in .pth or .safetensors, not out",
         ),
-        ("vitkit", "out.bin", "out.bin can't be written: files end in .safetensors, .pth or .npz"),
+        ("vitkit", "out.bin", "out.bin can't be written: weight files end in .safetensors, .pth or .npz"),
     ],
 )
 def test_targets_of_another_kind(
@@ -266,7 +266,7 @@ def test_accepting_tensors_and_numerics(vit: Callable[..., Any], source: Path, t
     save_file(tensors, source)
     refused = vit("convert", str(source), str(tmp_path / "out"))
     assert refused.status == 2
-    assert "1 tensors that the model has no use for: mask_token; accept them by name" in refused.err
+    assert "unused tensors (1): mask_token; to load anyway, accept them by name" in refused.err
     assert vit("convert", str(source), str(tmp_path / "out"), "--accept", "mask_*").status == 0
     npz = tmp_path / "google.npz"
     assert vit("convert", str(tmp_path / "out"), str(npz), "--to", "npz").status == 0
@@ -275,8 +275,8 @@ def test_accepting_tensors_and_numerics(vit: Callable[..., Any], source: Path, t
     refused = vit(*arguments)
     assert refused.status == 2
     assert refused.err.endswith(
-        "error: torchvision computes gelu erf for tanh, so its logits would differ; "
-        "--accept numerics writes it anyway\n"
+        "error: torchvision uses gelu erf instead of tanh, so its logits would differ; "
+        "to write it anyway, use --accept numerics\n"
     )
     assert vit(*arguments, "--accept", "numerics").status == 0
 

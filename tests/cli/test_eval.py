@@ -38,17 +38,18 @@ def test_tables(vit: Callable[..., Any], model: str) -> None:
     found = evaluate(model, DATA, device="cpu")
     lines = [line.strip() for line in answer.out.splitlines() if line.strip(" ─")]
     assert lines[0] == f"{model} on {DATA}: 60 images, 12 classes"
-    values = {line.rsplit(maxsplit=1)[0].strip(): line.rsplit(maxsplit=1)[1] for line in lines[2:8]}
+    values = {line.rsplit(maxsplit=1)[0].strip(): line.rsplit(maxsplit=1)[1] for line in lines[2:9]}
     assert values == {
         "top-1 accuracy": f"{found.accuracy:.2%}",
         "top-5 accuracy": f"{found.top_5_accuracy:.2%}",
         "balanced accuracy": f"{found.balanced_accuracy:.2%}",
         "macro F1": f"{found.macro_f1:.2%}",
         "calibration error (15 equal bins)": f"{found.calibration_error:.2%}",
+        "calibration error by chance alone": f"{found.calibration_by_chance:.2%}",
         "loss": f"{found.loss:.4f}",
     }
-    assert lines[8].split() == "class images accuracy precision F1 most often predicted as".split()
-    accuracies = [float(line.split("%")[0].split()[-1]) for line in lines[9:-1]]
+    assert lines[9].split() == "class images accuracy precision F1 most often predicted as".split()
+    accuracies = [float(line.split("%")[0].split()[-1]) for line in lines[10:-1]]
     assert accuracies == sorted(accuracies) and len(accuracies) == 10
     assert lines[-1] == "The worst classes first."
     assert answer.err.splitlines()[-1].startswith("--out DIR writes ")
@@ -65,7 +66,7 @@ def test_json(vit: Callable[..., Any], model: str, tmp_path: Path) -> None:
     assert document | {"files": []} == evaluate(model, DATA, device="cpu", classes="data").to_json()
     again = vit("eval", model, DATA, "--out", str(out))
     assert (again.status, again.out) == (2, "")
-    assert again.err == f"error: {out}/confusion.png exists; --force overwrites it, or take another --out\n"
+    assert again.err == f"error: {out}/confusion.png exists; --force overwrites it\n"
     assert vit("eval", model, DATA, "--device", "cpu", "--out", str(out), "--force").status == 0
 
 
@@ -95,7 +96,7 @@ def test_multi_label(vit: Callable[..., Any], model: str, tmp_path: Path) -> Non
 
 def test_errors(vit: Callable[..., Any], model: str) -> None:
     answer = vit("eval", model, DATA, "--classes", "mine")
-    assert (answer.status, answer.err) == (2, "error: classes is 'mine'; expected head, data\n")
+    assert (answer.status, answer.err) == (2, "error: classes is 'mine'; expected one of head, data\n")
     answer = vit("eval", model, "shapes", "--device", "cpu")
     assert answer.status == 2
     assert answer.err.startswith("error: shapes has class ")

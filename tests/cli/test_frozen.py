@@ -45,7 +45,8 @@ def test_fewshot(vit: Callable[..., Any]) -> None:
     expected = fewshot("mu/16", "digits:train[:300]", shots=(1, 5), seeds=2, **SETTINGS)
     for line, row in zip(lines[2:4], expected.results, strict=True):
         assert line == [str(row.shots), f"{row.accuracy:.2%}", f"{row.std:.2%}", "1024"]
-    assert "mu/16 is untrained" in answer.err and "digits: using split 'test'" in answer.err
+    assert "mu/16 is untrained" in answer.err and "using split" not in answer.err
+    assert "digits: using split 'test'" in vit("fewshot", *COMMON, *flags, "-v").err
     document = json.loads(vit("fewshot", *COMMON, *flags, "--json").out)
     assert timeless(document) == timeless(expected.to_json())
     alone = vit("fewshot", *COMMON, "--shots", "1", "--seeds", "1", "--l2", "sweep", "--json")

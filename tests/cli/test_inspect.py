@@ -63,19 +63,33 @@ def test_images_are_optional(vit: Vit) -> None:
     assert answer.err.endswith("attention is drawn over images: vit inspect MODEL IMAGES\n")
 
 
-def test_unreadable_images_are_failures(vit: Vit) -> None:
+def test_unreadable_images_are_skipped_unless_they_are_many(vit: Vit) -> None:
     Path("photos/two.png").write_bytes(b"")
     answer = vit("inspect", "model", "photos", "--json")
-    assert answer.status == 1
-    assert json.loads(answer.out)["unreadable"] == [{"image": "photos/two.png", "reason": "it is empty"}]
-    assert answer.err.endswith("cannot read photos/two.png: it is empty\n")
+    assert answer.status == 0
+    assert json.loads(answer.out)["unreadable"] == [
+        {"image": "photos/two.png", "reason": "it is empty", "data": ""}
+    ]
+    assert answer.err == "warning: skipped 1 unreadable image: photos/two.png (it is empty)\n"
+    Path("photos/three.png").write_bytes(b"")
+    answer = vit("inspect", "model", "photos", "--out", "other")
+    assert (answer.status, answer.err) == (
+        2,
+        "error: 2 of 3 images can't be read, so results would mislead: photos/three.png (it is empty), photos/two.png (it "
+        "is empty); repair these files, or continue without them: --bad-images any (bad_images='any' in Python)\n",
+    )
+    assert vit("inspect", "model", "photos", "--out", "other", "--bad-images", "any").status == 0
+    answer = vit("inspect", "model", "photos", "--out", "third", "--bad-images", "error")
+    assert answer.status == 2 and answer.err.startswith(
+        "error: cannot read photos/three.png: it is empty; --bad-images"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["modle", "photos"], "unknown model 'modle'"),
-        (["model", "photos", "--fuse", "sum"], "fuse is 'sum'; expected mean, max, min"),
+        (["model", "photos", "--fuse", "sum"], "fuse is 'sum'; expected one of mean, max, min"),
         (["model", "photos", "--target", "d"], "the model has no class 'd'"),
         (["model", "photos", "photo.jpg"], "no such file or folder: photo.jpg"),
         (["model", "photos", "--image-size", "big"], "--image-size is 'big'"),

@@ -97,21 +97,22 @@ def test_other_settings_need_force(vit: Vit) -> None:
     assert json.loads(Path("packed/pack.json").read_text())["settings"]["size"] == 16
 
 
-def test_a_bad_image_stops_it_or_is_skipped(vit: Vit, photos: Path) -> None:
+def test_a_bad_image_is_skipped_or_stops_it(vit: Vit, photos: Path) -> None:
     (photos / "train/cat/1.png").write_bytes(b"")
-    answer = vit("pack", "./photos", "packed")
+    answer = vit("pack", "./photos", "packed", "--bad-images", "error")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err == (
-        "error: cannot read ./photos/train/cat/1.png: it is empty; --bad-images skip (bad_images='skip') leaves such images out\n"
+        "error: cannot read ./photos/train/cat/1.png: it is empty; --bad-images skip (bad_images='skip' in Python) skips "
+        "unreadable images\n"
     )
-    answer = vit("pack", "./photos", "packed", "--bad-images", "skip", "--json")
-    assert answer.status == 1
-    assert answer.err.splitlines()[-2:] == [
-        "skipped ./photos/train/cat/1.png: it is empty",
-        "1 image was skipped",
-    ]
+    answer = vit("pack", "./photos", "packed", "--json")
+    assert answer.status == 0
+    assert answer.err.splitlines()[-1] == (
+        "warning: skipped 1 unreadable image of ./photos:train: ./photos/train/cat/1.png (it is empty); `vit data ./photos` lists "
+        "them all"
+    )
     assert json.loads(answer.out)["unreadable"] == [
-        {"image": "./photos/train/cat/1.png", "reason": "it is empty"}
+        {"image": "./photos/train/cat/1.png", "reason": "it is empty", "data": "./photos:train"}
     ]
 
 

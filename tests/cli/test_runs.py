@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.runs import RunFolder, list_runs
+from vitkit.runs import Evaluated, RunFolder, list_runs
+from vitkit.runs.reading import Reported
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +42,9 @@ def test_the_table(vit) -> None:
     heads, first, second, third = (
         line.split() for line in answer.out.splitlines() if line.strip() and "─" not in line
     )
-    assert heads == ["name", "status", "step", "best", "loss", "images/s", "time", "updated"]
+    assert heads == ["name", "status", "step", "result", "time", "updated"]
     rows = {row[0]: row[1:] for row in (first, second, third)}
-    done = "done 1,000 / 1,000 val/accuracy 98.77% at step 900 val/loss 0.0015 1,800 1:02:05".split()
+    done = "done 1,000 / 1,000 val/accuracy 98.77% at step 900 1:02:05".split()
     assert rows["digits-1"][:-2] == done
     failed = "failed 12 / 1,000 val/loss 0.1235 at step 10 0:00".split()
     assert rows["digits-2"][:-2] == failed
@@ -53,6 +54,48 @@ def test_the_table(vit) -> None:
     assert notes[1].startswith("digits-3: ") and notes[1].endswith(
         "run.json is damaged: expected one JSON object"
     )
+
+
+def test_a_fine_tuning_is_one_row_with_what_it_reported(vit) -> None:
+    with closing(RunFolder("runs/photos", {"data": "./photos"}, kind="finetune")) as folder:
+        with closing(RunFolder("runs/photos/seed-0/run", {"seed": 0})) as inner:
+            best = {"metric": "val/accuracy", "value": 0.99, "step": 8}
+            inner.update(status="done", step=10, steps=10, seconds=30.0, best=best)
+            inner.append({"step": 10, "loss": 0.25})
+        running = next(row for row in list_runs() if row.name == "photos")
+        assert (running.status, running.step, running.results) == ("running", 10, ())
+        results = {"metric": "accuracy", "accuracy": 0.9733, "measured_on": "./photos:test", "seconds": 42.0}
+        folder.update(status="done", **results)
+    [line] = [line for line in vit("runs").out.splitlines() if "photos" in line]
+    assert line.split()[:-2] == "photos done 10 / 10 accuracy 97.33% on ./photos:test 0:42".split()
+    names = {row.name: row for row in list_runs("runs/photos")}  # asked for alone, its parts are there too
+    assert list(names) == ["photos", "seed-0/run"]
+    assert names["seed-0/run"].best == Evaluated("val/accuracy", 0.99, 8)
+    rows = {row["name"]: row["results"] for row in json.loads(vit("runs", "--json").out)}
+    assert rows["photos"] == [{"metric": "accuracy", "value": 0.9733, "data": "./photos:test"}]
+
+
+def test_vtab_and_a_suite_are_one_row_each(vit) -> None:
+    with closing(RunFolder("runs/v", {}, kind="vtab")) as folder:
+        folder.update(status="done", overall={"name": "VTAB-1k", "accuracy": 0.7}, seconds=60.0)
+    with closing(RunFolder("runs/s", {}, kind="suite")) as folder:
+        RunFolder("runs/s/pets", {}, kind="finetune").close()
+        rows = {"pets": {"accuracy": 0.9}, "cifar10": {"accuracy": 0.98}}
+        folder.update(status="failed", results=rows)
+    found = {row.name: row.results for row in list_runs() if not row.name.startswith("digits")}
+    assert found == {
+        "v": (Reported("accuracy", 0.7, "VTAB-1k"),),
+        "s": (Reported("accuracy", 0.9, "pets"), Reported("accuracy", 0.98, "cifar10")),
+    }
+    assert "accuracy 90.00% on pets, accuracy 98.00% on cifar10" in vit("runs").out
+
+
+def test_a_damaged_fine_tuning_is_listed(vit) -> None:
+    Path("runs/photos").mkdir()
+    Path("runs/photos/finetune.json").write_text("{")
+    [row] = [row for row in list_runs() if row.name == "photos"]
+    assert row.status == "unreadable" and "finetune.json is damaged" in row.message
+    assert vit("runs").status == 0
 
 
 def test_no_runs_yet(vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def one_thread() -> Any:
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
     """Let whoever follows the run send a signal when a step is done."""
-    from vitkit.cli.progress import Lines
+    from vitkit.progress import Lines
 
     def stepped(_: Lines, done: int) -> None:
         if done == step:
@@ -48,7 +48,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
 
 
 def test_time_left_follows_training_time_not_compilation(capsys: pytest.CaptureFixture[str]) -> None:
-    from vitkit.cli.progress import Lines
+    from vitkit.progress import Lines
 
     lines = Lines()
     lines.start(0, 1000)
@@ -70,7 +70,7 @@ def test_from_start_to_end(vit: Vit) -> None:
         for name in ("test", "test_ema")
     )
     assert re.search(rf"^step 6/12: {names}$", answer.err, re.MULTILINE), answer.err
-    assert re.search(r"cost: 5,530 parameters, .* exaFLOPs; estimated time: ", answer.err)
+    assert "cost: " not in answer.err and "shorter: " not in answer.err
     assert "runs/mine: done" in answer.out
     for row in (
         "steps",
@@ -210,7 +210,7 @@ def test_what_is_not_finite_is_2(vit: Vit) -> None:
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from vitkit.cli.progress import Bar
+    from vitkit.progress import Bar
 
     def shown_at(width: int) -> str:
         screen = io.StringIO()
@@ -220,11 +220,29 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
 
     shown = shown_at(160)
-    loss = r"12/12, 0:00 left  loss [0-9.]+, accuracy [0-9.]+%, lr "
-    assert re.search(rf"{loss}.* images/s, \d+% waiting for data", shown)
-    assert re.search(loss, shown_at(70))  # a narrow terminal cuts off the end
+    loss = r"12/12, 0:00 left, loss [0-9.]+"
+    numbers = r", accuracy [0-9.]+%, lr [0-9.e-]+, [0-9,]+ images/s, \d+% waiting for data"
+    assert re.search(loss + numbers, shown)
+    narrow = shown_at(50)  # shows fewer numbers, each of them whole
+    assert re.search(loss + r"\s", narrow) and "accuracy" not in narrow.split("step 12")[0].split("left")[-1]
+    assert "…" not in narrow
     assert re.search(r"^.*step 6: test/loss", shown, re.MULTILINE)
-    assert "cost: 5,530 parameters" in shown
+
+
+def test_one_line_before_the_work_unless_more_is_asked_for(vit: Vit) -> None:
+    def before_the_first_step(*flags: str) -> list[str]:
+        answer = vit(
+            "train", "tiny.yaml", "average=null", "--device", "cpu", "--force", "--run", "mine", *flags
+        )
+        lines: list[str] = answer.err.splitlines()
+        return lines[: next(place for place, line in enumerate(lines) if line.startswith("step "))]
+
+    [line] = before_the_first_step()
+    assert re.fullmatch(r"Ti/16 \(.*\) on digits:.*: 128 images, 10 classes; 12 steps of 16 images, .*", line)
+    for flag in ("-v", "--verbose"):
+        cost, shorter, last = before_the_first_step(flag)
+        assert cost.startswith("cost: 5,530 parameters, ") and shorter.startswith("shorter: ")
+        assert last == line
 
 
 def test_recipes_by_pattern(vit: Vit) -> None:

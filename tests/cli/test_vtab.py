@@ -42,7 +42,7 @@ def finetune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def test_the_table_has_tasks_groups_and_the_papers_rows(vit: Vit) -> None:
-    answer = vit("vtab", "Ti/16", "vtab", "--run", "mine")
+    answer = vit("vtab", "Ti/16", "vtab", "--run", "mine", "--verbose")
     assert answer.status == 0, answer.err
     assert "vtab: 2 of 19 tasks are there: dtd, eurosat" in answer.err
     assert "sun397: absent: vtab/sun397 is not in vtab: expected vtab/sun397/" in answer.err

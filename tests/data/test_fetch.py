@@ -16,8 +16,11 @@ def pictures(count: int, height: int = 40, width: int = 56) -> torch.Tensor:
 
 
 def test_an_image_depends_on_its_position_alone() -> None:
+    source = Pictures([])
+    source.images = pictures(20).permute(0, 2, 3, 1).numpy()
+    source.labels = np.zeros(20, np.int64)
     fetcher = MemoryFetcher(
-        pictures(20).permute(0, 2, 3, 1).numpy(),
+        source,
         (Step("inception_crop", (("size", 24),)), Step("random_crop", (("size", 16),))),
         torch.device("cpu"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import sys
 import threading
 import time
 import tracemalloc
@@ -150,6 +151,57 @@ def test_orientation(tmp_path: Path, suffix: str, orientation: int) -> None:
     upright = pixels(read_image(file))[..., 0]
     assert upright.shape == ((2, 3) if orientation < 5 else (3, 2))
     assert (upright[0, 0], upright[0, -1], upright[-1, 0], upright[-1, -1]) == corners[orientation]
+
+
+HEIC_HEAD = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+
+
+@pytest.mark.parametrize("head", [HEIC_HEAD, b"\0\0\0\x18ftypmif1\0\0\0\0mif1heix"])
+def test_without_its_reader_heic_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    file = tmp_path / "a.heic"
+    file.write_bytes(head + bytes(100))
+    for source, name in ((file, str(file)), (file.read_bytes(), "the image's bytes")):
+        with pytest.raises(InputError) as error:
+            read_image(source)
+        assert str(error.value) == f'cannot read {name}: HEIC needs pillow-heif: pip install "vitkit[heic]"'
+    assert find_images(tmp_path) == [file]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["heic", "avif"])
+def test_heic_and_avif_are_upright(tmp_path: Path, suffix: str, orientation: int) -> None:
+    """Both say how they are turned in boxes of their own; EXIF data that repeats it is not applied again."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored, file = photo(64, 48), tmp_path / f"a.{suffix}"
+    stored.save(tmp_path / "a.png", exif=exif)
+    if suffix == "heic":
+        heif = pytest.importorskip("pillow_heif")
+        heif.encode("RGB", stored.size, stored.tobytes(), file, exif=exif.tobytes(), quality=95)
+        assert (b"irot" in file.read_bytes()) == (orientation in (3, 5, 6, 7, 8))
+    else:
+        stored.save(file, exif=exif, quality=95)
+    turned = read_image(tmp_path / "a.png")
+    found = read_image(file)
+    assert found.size == turned.size
+    assert np.abs(pixels(found.reduce(8)) - pixels(turned.reduce(8))).max() < 16
+    assert np.array_equal(pixels(read_image(file.read_bytes())), pixels(found))
+
+
+def test_a_broken_heic_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    file = tmp_path / "a.heic"
+    heif.from_pillow(photo(200, 100)).save(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000)
+        with pytest.raises(InputError, match="20000 pixels.*exceeds limit of 5000.*Make it smaller"):
+            read_image(file)
+    file.write_bytes(file.read_bytes()[:-500])
+    with pytest.raises(InputError, match=f"^cannot read {file}: .+[^\\n]$"):
+        read_image(file)
 
 
 def test_broken_exif_does_not_hide_the_pixels(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -192,64 +193,99 @@ def test_multi_label_come_as_numbers_for_each_class() -> None:
     assert batch["label"].dtype == torch.float32 and batch["label"].shape == (10, 10)
 
 
-def test_a_bad_image_is_an_error_that_names_it() -> None:
+def test_a_bad_image_can_be_an_error_that_names_it() -> None:
     message = "cannot read photo-5.jpg: it is not an image in a known format"
     for workers in (0, 2):
         with pytest.raises(InputError) as error:
-            list(loader(Files(broken=[5]), workers=workers).steps(0, 2))
+            list(loader(Files(broken=[5]), workers=workers, bad_images="error").steps(0, 2))
         assert str(error.value).startswith(message)
-        assert str(error.value).endswith(
-            "; data.bad_images=skip (bad_images='skip' in Python) leaves such images out"
-        )
+        assert str(error.value).endswith("; bad_images='skip' skips unreadable images")
 
 
-def test_bad_images_can_be_left_out() -> None:
+def test_bad_images_are_skipped_in_silence() -> None:
     source = Files(broken=[5, 17])
     settings = ({"workers": 0}, {"workers": 2}, {"workers": 0, "cache": "ram"})
-    runs = [loader(source, "inception_crop(24)|flip", bad_images="skip", **one) for one in settings]
-    batches = []
-    for run in runs:
-        with pytest.warns(
-            UserWarning,
-            match=r"left out photo-\d+.jpg: it is not .*; a run names all .* at its end, loader.bad does in Python$",
-        ) as warned:
-            batches.append(list(run.steps(0, 2)))
-        assert len(warned) == 1
+    runs = [loader(source, "inception_crop(24)|flip", **one) for one in settings]
+    with warnings.catch_warnings(action="error"):
+        batches = [list(run.steps(0, 2)) for run in runs]
     assert_same(batches[0], batches[1])
     assert_same(batches[0], batches[2])
     assert all(len(batch["image"]) == 48 for batch in batches[0])
-    assert all(set(run.bad) == {"photo-5.jpg", "photo-17.jpg"} for run in runs)
+    for run in runs:
+        assert {index: entry.image for index, entry in run.bad.items()} == {
+            5: "photo-5.jpg",
+            17: "photo-17.jpg",
+        }
+
+
+def test_bad_images_on_the_device_give_way_to_the_same_others() -> None:
+    source = Files(broken=[5, 17], one_size=True)
+    kept, read = (loader(source, "resize(8)", cache=cache, workers=0) for cache in ("device", "none"))
+    for ours, theirs in zip(kept.steps(0, 4), read.steps(0, 4), strict=True):
+        assert ours["label"].tolist() == theirs["label"].tolist()
+        assert (ours["image"].float() - theirs["image"].float()).abs().max() <= 1
+    assert kept.bad == read.bad and {*kept.bad} == {5, 17}
+    measured = EvaluationLoader(kept.source, "resize(8)", batch_size=40)
+    assert [index for batch in measured for index in batch["index"].tolist()] == [
+        index for index in range(90) if index not in (5, 17)
+    ]
+    assert measured.bad == read.bad
+
+
+def test_too_many_bad_images_end_training_and_any_number_may_be_allowed() -> None:
+    source = Files(broken=range(10))
+    with pytest.raises(InputError) as error:
+        list(loader(source, "resize(8)", workers=0).steps(0, 4))
+    assert str(error.value) == (
+        "10 of 90 images of photos:train can't be read, so results would mislead: photo-0.jpg (it is not an image in a "
+        "known format), photo-1.jpg (it is not an image in a known format), photo-2.jpg (it is not an image in a known "
+        "format) and 7 more; repair these files, or continue without them: bad_images='any'"
+    )
+    accepted = loader(source, "resize(8)", workers=0, bad_images="any")
+    assert len(list(accepted.steps(0, 4))) == 4 and len(accepted.bad) == 10
+
+
+def test_a_class_without_a_readable_image_ends_training_and_balanced_sampling_can_do_without_it() -> None:
+    source = Files(9, broken=[])
+    source.labels = np.array([0] * 4 + [1] * 4 + [2])
+    source.broken = frozenset([8])
+    settings: dict[str, Any] = {"workers": 0, "batch_size": 9, "sampling": "balanced"}
+    with pytest.raises(InputError, match="^no image of class 'c' of photos:train can be read, so results"):
+        list(loader(source, "resize(8)", **settings).steps(0, 2))
+    for batch in loader(source, "resize(8)", bad_images="any", **settings).steps(0, 2):
+        assert {*batch["label"].tolist()} == {0, 1}
+    source.may_lack_classes = True
+    assert len(list(loader(source, "resize(8)", **settings).steps(0, 2))) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_disk_that_fails_is_an_error_that_names_the_image(workers: int) -> None:
     source = Files(failing=5)
-    with pytest.raises(InputError) as error:
-        list(loader(source, "resize(8)", workers=workers).steps(0, 2))
-    assert str(error.value).startswith(
-        "cannot read photo-5.jpg: [Errno 5] Input/output error; data.bad_images=skip"
+    message = (
+        "cannot read photo-5.jpg: [Errno 5] Input/output error; bad_images='skip' skips unreadable images"
     )
-    with pytest.warns(UserWarning, match="left out photo-5.jpg"):
-        assert len(list(loader(source, "resize(8)", workers=workers, bad_images="skip").steps(0, 2))) == 2
     with pytest.raises(InputError) as error:
-        list(EvaluationLoader(source, parse_pipeline("resize(8)"), batch_size=50, workers=workers))
-    assert str(error.value) == (
-        "cannot read photo-5.jpg: [Errno 5] Input/output error; vit data DATA names all such images"
+        list(loader(source, "resize(8)", workers=workers, bad_images="error").steps(0, 2))
+    assert str(error.value) == message
+    assert len(list(loader(source, "resize(8)", workers=workers).steps(0, 2))) == 2
+    batches = EvaluationLoader(
+        source, parse_pipeline("resize(8)"), batch_size=50, workers=workers, bad_images="error"
     )
+    with pytest.raises(InputError) as error:
+        list(batches)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_measured_can_leave_bad_images_out(workers: int) -> None:
+def test_bad_images_are_skipped_where_they_are_measured(workers: int) -> None:
     """A part, and a whole batch, may have none that can be read."""
     bad = [5, *range(32, 64), *range(80, 120)]
-    batches = EvaluationLoader(
-        Files(130, broken=bad), "resize(8)", batch_size=40, workers=workers, bad_images="skip"
-    )
-    with pytest.warns(UserWarning, match="left out photo-5.jpg") as warned:
-        found = [batch["index"].tolist() for batch in batches]
-    assert len(warned) == 1
+    batches = EvaluationLoader(Files(130, broken=bad), "resize(8)", batch_size=40, workers=workers)
+    found = [batch["index"].tolist() for batch in batches]
     assert found == [[*range(5), *range(6, 32)], [*range(64, 80)], [*range(120, 130)]]
-    assert len(batches.bad) == len(bad)
+    assert [*batches.bad] == bad
+    with pytest.raises(InputError, match="^73 of 130 images of photos:train can't be read, so results"):
+        batches.judge(batches.bad)
     with pytest.raises(InputError, match="bad_images is 'skp'; did you mean 'skip'?"):
         EvaluationLoader(Files(2), "resize(8)", batch_size=2, bad_images="skp")  # type: ignore[arg-type]
 
@@ -321,10 +357,13 @@ def test_batches_of_different_sizes_need_a_crop(change: int, workers: int) -> No
     [
         (
             {"sampling": "balance"},
-            "sampling is 'balance'; did you mean 'balanced'? expected shuffle, balanced",
+            "sampling is 'balance'; did you mean 'balanced'? expected one of shuffle, balanced",
         ),
-        ({"cache": "disk"}, "cache is 'disk'; expected none, ram, device"),
-        ({"bad_images": "skipp"}, "bad_images is 'skipp'; did you mean 'skip'? expected error, skip"),
+        ({"cache": "disk"}, "cache is 'disk'; expected one of none, ram, device"),
+        (
+            {"bad_images": "skipp"},
+            "bad_images is 'skipp'; did you mean 'skip'? expected one of skip, error, any",
+        ),
         ({"rank": 2, "ranks": 2}, "rank is 2 of 2 ranks; expected 0 to 1"),
         ({"rank": -1}, "rank is -1 of 1 ranks; expected 0 to 0"),
         ({"workers": -1}, "workers must be at least 0, not -1"),

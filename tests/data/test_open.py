@@ -40,10 +40,13 @@ def test_built_in_data_needs_no_files() -> None:
     ("spec", "message"),
     [
         ("cifr10", "unknown data source 'cifr10'; did you mean 'cifar10' or 'cifar100'?"),
-        ("photos/a.png", "a path starts with '.', '/' or '~': './photos/a.png'"),
+        ("photos/a.png", "./photos/a.png is an image; data is a folder of class folders"),
         ("photoss", "unknown data source 'photoss'; did you mean './photos'?"),
-        ("photos", "unknown data source 'photos'; a path starts with '.', '/' or '~': './photos'"),
-        ("xyzzy", "expected digits, shapes, aircraft, "),
+        ("photos", "./photos holds 1 image but no class folders"),
+        ("mnist", "say where it is: [root=FOLDER]; './mnist' is the folder of that name"),
+        ("xyzzy", "unknown data source 'xyzzy'; expected digits, shapes, aircraft, "),
+        ("xyzzy", "hf-hub:ORG/NAME, a URL, or the path of a file or folder"),
+        ("other/*.tar", "no file matches ./other/*.tar"),
         ("digits[size=16]", "data spec 'digits[size=16]': size= is an item of shapes only"),
         ("digits[size=0]", "data spec 'digits[size=0]': size= is an item of shapes only"),
         ("cifar10[label=count]", "label= is an item of shapes only"),
@@ -80,7 +83,8 @@ def test_what_is_no_data_says_what_was_expected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
+    for name in ("photos", "mnist"):
+        (tmp_path / name).mkdir()
     for name in ("a.png", "b.npy", "c.tar.gz"):
         (tmp_path / "photos" / name).write_bytes(b"")
     monkeypatch.setattr("vitkit.data.sources.files.remote", lambda url: (None, url))
@@ -109,6 +113,24 @@ def test_a_path_object_needs_no_dot(
     source = open_data(Path("photos"))
     assert repr(source) == "<Source ./photos:train, images=1, classes=1>"
     assert len(open_data(Path("photos:train"))) == len(open_data(tmp_path / "photos")) == 1
+
+
+def test_a_name_wins_over_a_folder_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, png: Callable[[int], bytes]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "photos"):
+        (tmp_path / name / "train/a").mkdir(parents=True)
+        (tmp_path / name / "train/a/1.png").write_bytes(png(1))
+    source = open_data("digits:train")
+    assert len(source) == 1157
+    assert source.notes == ("digits: using the data set; './digits' is the folder of that name",)
+    assert len(open_data("./digits")) == 1
+    assert [str(open_data(data).spec) for data in ("photos", "photos:all", Path("photos"))] == [
+        "./photos:train",
+        "./photos:all",
+        "./photos:train",
+    ]
 
 
 def test_a_path_may_start_with_a_tilde_and_a_folder_have_a_suffix(

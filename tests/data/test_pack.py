@@ -234,39 +234,72 @@ def test_a_source_that_has_changed_is_an_error(photos: Path, tmp_path: Path, cha
 
 def test_a_run_that_wrote_nothing_binds_to_nothing(photos: Path, tmp_path: Path) -> None:
     (photos / "train/cat/1.png").write_bytes(b"")
-    assert "it is empty; --bad-images skip (bad_images='skip') leaves" in error(
-        str(photos), tmp_path / "packed"
+    assert "it is empty; --bad-images skip (bad_images='skip' in Python) skips unreadable images" in error(
+        str(photos), tmp_path / "packed", bad_images="error"
     )
     draw(1).save(photos / "train/cat/1.png")
     assert pack(str(photos), tmp_path / "packed", size=16).splits[0].images == 7
 
 
-def test_bad_images_stop_it_or_are_left_out_and_named(photos: Path, tmp_path: Path) -> None:
+def test_bad_images_are_skipped_and_named_or_stop_it(photos: Path, tmp_path: Path) -> None:
     bad = photos / "train/cat/5.png"
     bad.write_bytes(bad.read_bytes()[:60])
     target, settings = tmp_path / "packed", {"images_per_shard": 3}
-    answer = error(str(photos), target, **settings)
+    answer = error(str(photos), target, **settings, bad_images="error")
     assert answer.startswith(f"cannot read {bad}: ") and answer.endswith(
-        "; --bad-images skip (bad_images='skip') leaves such images out"
+        "; --bad-images skip (bad_images='skip' in Python) skips unreadable images"
     )
     assert sorted(contents(target)) == ["classes.txt", "pack.json", "train-000000.tar"]
-    result = pack(str(photos), target, **settings, bad_images="skip")
+    result = pack(str(photos), target, **settings)
     assert result.resumed_shards == 1 and [entry.image for entry in result.unreadable] == [str(bad)]
+    assert result.notes[-1].startswith(f"skipped 1 unreadable image of {photos}:train: {bad} (")
     before, after = (open_data(f"{root}:train", default="train") for root in (photos, target))
     kept = [index for index in range(7) if before.where(index) != str(bad)]
     assert after.labels.tolist() == before.labels[kept].tolist() and len(kept) == 6
-    again = pack(str(photos), target, **settings, bad_images="skip")
+    again = pack(str(photos), target, **settings)
     assert again.unreadable == result.unreadable and again.resumed_shards == 4
-    assert error(str(photos), target, **settings) == answer
+    assert error(str(photos), target, **settings, bad_images="error") == answer
 
 
-def test_a_link_to_nothing_is_left_out(tmp_path: Path) -> None:
+def test_too_many_bad_images_stop_packing_and_any_number_may_be_skipped(photos: Path, tmp_path: Path) -> None:
+    for bad in ("train/cat/1.png", "train/cat/5.png"):
+        (photos / bad).write_bytes(b"")
+    target = tmp_path / "packed"
+    for number_of_shards in (3, 2):  # over shards and runs
+        answer = error(str(photos), target, images_per_shard=number_of_shards, force=number_of_shards == 2)
+        assert answer.startswith(f"2 of 7 images of {photos}:train can't be read, so results would mislead: ")
+        assert answer.endswith("continue without them: --bad-images any (bad_images='any' in Python)")
+    assert error(str(photos), target, images_per_shard=2) == answer
+    result = pack(str(photos), target, images_per_shard=2, bad_images="any")
+    assert result.resumed_shards > 0 and [part.images for part in result.splits] == [5, 2]
+    assert error(str(photos), target, images_per_shard=2) == answer
+
+
+def test_a_class_without_a_readable_image_stops_packing(photos: Path, tmp_path: Path) -> None:
+    (photos / "train/owl").mkdir()
+    (photos / "train/owl/only.png").write_bytes(b"")
+    assert f"no image of class 'owl' of {photos}:train can be read" in error(str(photos), tmp_path / "packed")
+
+
+def test_after_a_file_is_removed_the_advice_works(photos: Path, tmp_path: Path) -> None:
+    bad, target = photos / "train/cat/5.png", tmp_path / "packed"
+    bad.write_bytes(b"")
+    error(str(photos), target, images_per_shard=3, bad_images="error")
+    bad.unlink()
+    assert error(str(photos), target, images_per_shard=3).endswith("or start over with --force (force=True)")
+    result = pack(str(photos), target, images_per_shard=3, force=True)
+    assert not result.unreadable and [part.images for part in result.splits] == [6, 2]
+
+
+def test_a_link_to_nothing_is_skipped(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / "photos/a").mkdir(parents=True, exist_ok=True)
         draw(number).save(tmp_path / f"photos/a/{number}.png")
     (tmp_path / "photos/a/broken.png").symlink_to("nowhere")
-    assert "broken.png: No such file or directory; --bad-images" in error(tmp_path / "photos", tmp_path / "p")
-    result = pack(tmp_path / "photos", tmp_path / "p", bad_images="skip")
+    assert "broken.png: No such file or directory; --bad-images" in error(
+        tmp_path / "photos", tmp_path / "p", bad_images="error"
+    )
+    result = pack(tmp_path / "photos", tmp_path / "p")
     assert [entry.image for entry in result.unreadable] == [f"{tmp_path}/photos/a/broken.png"]
     assert sum(part.images for part in result.splits) == 6
 

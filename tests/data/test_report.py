@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 
 from vitkit.data import open as opening
 from vitkit.data.open import open_splits
+from vitkit.data.pack import pack
 from vitkit.data.report import ClassSize, Overlap, Range, describe_data, draw_sheet, look_at
 from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec, parse_spec
@@ -43,6 +45,21 @@ def photos(tmp_path: Path) -> Path:
     save(draw(8), root / "test/cat/8.png")
     save(draw(9), root / "test/dog/9.png")
     return root
+
+
+def test_heic_is_reported_with_its_reader_and_without(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    heif.from_pillow(draw(20, 64, 80)).save(photos / "train/dog/20.HEIC")
+    assert describe_data(str(photos)).splits[0].formats == {"PNG": 8, "HEIF": 1}
+    packed = pack(str(photos), photos.parent / "packed", size=64)
+    assert [part.images for part in packed.splits] == [9, 2]
+    assert describe_data(photos.parent / "packed").splits[0].formats == {"PNG": 9}
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    [entry] = describe_data(str(photos)).splits[0].unreadable
+    assert (entry.image, entry.reason) == (
+        str(photos / "train/dog/20.HEIC"),
+        'HEIC needs pillow-heif: pip install "vitkit[heic]"',
+    )
 
 
 def test_sound_data_is_counted(photos: Path) -> None:
@@ -100,7 +117,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_done(photos: Path) -> None
         f"{photos}/train/dog/text.jpg",
     ]
     assert train.unreadable[1].reason.startswith("it is not an image in a known format")
-    assert test.unreadable == [(f"{photos}/test/dog/9.png", "it is empty")]
+    assert test.unreadable == [(f"{photos}/test/dog/9.png", "it is empty", f"{photos}:test")]
     assert sum(train.modes.values()) == 7 and (train.images, train.read) == (9, 7)
 
 
@@ -198,7 +215,7 @@ def test_images_of_another_set_are_found(photos: Path, tmp_path: Path) -> None:
     found = describe_data(str(photos), against=str(bench)).against
     assert (found.data, found.split) == (f"{bench}:test", "test")
     assert (found.images, found.read, found.found) == (4, 3, 2)
-    assert found.unreadable == [(f"{bench}/test/pets/broken.png", "it is empty")]
+    assert found.unreadable == [(f"{bench}/test/pets/broken.png", "it is empty", f"{bench}:test")]
     both, same = found.matches
     assert both.image == f"{bench}/test/pets/both.png" and both.classes == ["pets"]
     assert [(member.split, member.image) for member in both.found] == [
@@ -300,7 +317,7 @@ def test_the_sheet_of_many_classes_shows_some(tmp_path: Path) -> None:
         ("sheet.jpg", "the contact sheet is a PNG, not 'sheet.jpg': name it sheet.png"),
         ("no/sheet.png", "no folder "),
         ("photos.png", "it is a folder"),
-        ("there.png", "there.png exists; --force .force=True. overwrites it"),
+        ("there.png", "there.png exists; --force overwrites it"),
     ],
 )
 def test_a_sheet_that_cannot_be_written_is_told_before_anything_is_read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,12 @@ from vitkit.data.spec import DataSpec, parse_spec
         ("digits", DataSpec("digits")),
         ("cifar10:train[:98%]", DataSpec("cifar10", "train", stop="98%")),
         ("cifar10:train[5shot,seed=1]", DataSpec("cifar10", "train", shots=5, seed=1)),
+        (
+            "cifar10:train[upto20,seed=1]",
+            DataSpec("cifar10", "train", shots=20, takes_fewer=True, seed=1),
+        ),
+        ("shards/{000..010}.tar:train", DataSpec("./shards/{000..010}.tar", "train")),
+        ("*.parquet", DataSpec("./*.parquet")),
         ("cifar10:train[100:200, 5shot]", DataSpec("cifar10", "train", start="100", stop="200", shots=5)),
         ("./photos", DataSpec("./photos")),
         ("~/photos:val", DataSpec("~/photos", "val")),
@@ -54,13 +61,20 @@ def test_specs_mean_what_the_grammar_says(text: str, expected: DataSpec) -> None
         (
             "digits[sed=1]",
             "data spec 'digits[sed=1]': unknown item 'sed=1'; did you mean 'seed'? expected a slice "
-            "(:98%, 100:200), 5shot, or seed=, label=, size=, root=, download=",
+            "(:98%, 100:200), 5shot, upto5, or seed=, label=, size=, root=, download=",
         ),
         ("digits[:5,:9]", "data spec 'digits[:5,:9]' has two slices"),
         (
             "digits[5shots]",
             "data spec 'digits[5shots]': unknown item '5shots'; did you mean '5shot'? expected a slice "
-            "(:98%, 100:200), 5shot, or seed=, label=, size=, root=, download=",
+            "(:98%, 100:200), 5shot, upto5, or seed=, label=, size=, root=, download=",
+        ),
+        ("digits[5shot,upto5]", "data spec 'digits[5shot,upto5]' says twice how many shots"),
+        ("digits[upto0]", "data spec 'digits[upto0]': upto0 keeps no image"),
+        (
+            "digits[up to 20]",
+            "data spec 'digits[up to 20]': unknown item 'up to 20'; did you mean 'upto20'? expected a slice "
+            "(:98%, 100:200), 5shot, upto5, or seed=, label=, size=, root=, download=",
         ),
         (
             "digits[-10:]",
@@ -80,17 +94,23 @@ def test_bad_specs_say_what_is_wrong(text: str, message: str) -> None:
     assert str(error.value) == message
 
 
+def sampled(shots: int | None, takes_fewer: bool, **others: Any) -> DataSpec:
+    """Return a spec of any items; without shots there is nothing to take fewer of."""
+    return DataSpec(shots=shots, takes_fewer=takes_fewer and shots is not None, **others)
+
+
 ends = st.none() | st.integers(0, 100).map(str) | st.integers(0, 100).map("{}%".format)
 
 
 @given(
     st.builds(
-        DataSpec,
+        sampled,
         source=st.sampled_from(["digits", "./a b", "/x/y.csv", "s3://b/c.tar", "hf-hub:o/n"]),
         split=st.none() | st.sampled_from(["train", "val", "all"]),
         start=ends,
         stop=ends,
         shots=st.none() | st.integers(1, 99),
+        takes_fewer=st.booleans(),
         seed=st.integers(0, 9),
         label=st.none() | st.just("count"),
         size=st.none() | st.integers(1, 999),
@@ -105,7 +125,9 @@ def test_a_spec_survives_being_written(spec: DataSpec) -> None:
 @given(st.text(max_size=30))
 def test_any_text_is_a_spec_or_a_clean_error(text: str) -> None:
     with suppress(InputError):
-        assert parse_spec(text).source in text
+        spec = parse_spec(text)
+        assert spec.source.removeprefix("./") in text
+        assert parse_spec(str(spec)).source == spec.source
 
 
 def test_a_path_that_exists_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +140,23 @@ def test_a_path_that_exists_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert parse_spec("./photos[1]") == DataSpec("./photos[1]")
     assert parse_spec("./photos[1]:val[5shot]") == DataSpec("./photos[1]", "val", shots=5)
     assert parse_spec("./c:b") == DataSpec("./c", "b")
+
+
+def test_a_path_that_exists_needs_no_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "a:b", "more[1]", "sets/flowers", "digits", "pets", "vtab/dtd"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "t.csv").touch()
+    assert parse_spec("photos") == DataSpec("./photos")
+    assert parse_spec("photos:train[5shot]") == DataSpec("./photos", "train", shots=5)
+    assert parse_spec("photos/") == DataSpec("./photos/")
+    assert parse_spec("a:b:val") == DataSpec("./a:b", "val")
+    assert parse_spec("more[1][:5]") == DataSpec("./more[1]", stop="5")
+    assert parse_spec("sets/flowers:test") == DataSpec("./sets/flowers", "test")
+    assert parse_spec("t.csv:all") == DataSpec("./t.csv", "all")
+    assert str(parse_spec("photos:train")) == "./photos:train", "which is read the same wherever ./photos is"
+    # Names of data sets win.
+    assert parse_spec("digits") == DataSpec("digits")
+    assert parse_spec("pets:test[root=.]") == DataSpec("pets", "test", root=".")
+    assert parse_spec("vtab/dtd") == DataSpec("vtab/dtd")
+    assert parse_spec("nowhere") == DataSpec("nowhere")

@@ -279,7 +279,7 @@ def test_the_protocols_own_preprocessing(tmp_path: Path) -> None:
     assert np.abs(frozen_features(model, f"{tmp_path}/test:all", cache=False).x - x_test).max() > 0.1
     said = fewshot(model, f"{tmp_path}/train:all", **options).protocol
     assert said.endswith("images prepared as the model states it")
-    with pytest.raises(InputError, match="preprocessing is 'paper'; expected model, protocol"):
+    with pytest.raises(InputError, match="preprocessing is 'paper'; expected one of model, protocol"):
         fewshot(model, f"{tmp_path}/train:all", preprocessing="paper", **options)  # type: ignore[arg-type]
 
 

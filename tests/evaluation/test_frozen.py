@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.pytorch_data import Digits
 from vitkit import create_model
-from vitkit.data.fetch import BadImages
+from vitkit.data.fetch import in_memory
 from vitkit.data.open import open_data
 from vitkit.data.sources.source import Subset
+from vitkit.data.unreadable import BadImages
 from vitkit.errors import InputError
 from vitkit.evaluation.features import load_frozen
 from vitkit.evaluation.fewshot import FewShotEvaluator, fewshot
@@ -55,6 +57,28 @@ def test_verbs_take_loaded_models_and_open_sources() -> None:
     assert open_pair(train, None).test.data_name == "digits:test"
     with pytest.raises(InputError, match="name the images to measure on"):
         open_pair(Subset(train, np.arange(200)), None)
+
+
+def test_pytorch_data_sets_are_measured_as_sources_are_and_nothing_is_kept(tmp_path: Path) -> None:
+    predictor = load_frozen("mu/16", "cpu", 32)
+    train, test = Digits("digits:train[:100]"), Digits("digits:test[:30]")
+    for verb, options in ((fewshot, {"shots": [5]}), (probe, {"l2": 1.0}), (knn, {})):
+        found = verb(predictor, train, evaluate=test, **options)
+        known = verb(predictor, in_memory(train.source), evaluate=in_memory(test.source), **options)
+        assert [getattr(found, key, None) for key in ("num_train", "num_test", "accuracy", "results")] == [
+            getattr(known, key, None) for key in ("num_train", "num_test", "accuracy", "results")
+        ]
+        assert found.train.startswith("torch:Digits-") and found.test != found.train
+    kept = sorted((tmp_path / "cache/features").rglob("*"))
+    train.source = open_data("digits:train[100:200]")  # others under the same labels
+    changed = probe(predictor, train, evaluate=test, l2=1.0)
+    assert changed.accuracy != probe(predictor, Digits("digits:train[:100]"), evaluate=test, l2=1.0).accuracy
+    assert sorted((tmp_path / "cache/features").rglob("*")) == kept
+    with pytest.raises(InputError) as error:
+        open_pair(test, None)
+    assert str(error.value).endswith("give the data set itself, and the one to measure on as evaluate=")
+    with pytest.raises(InputError, match="holds 30 of the images that would be measured"):
+        open_pair(test, test)
 
 
 @pytest.fixture
@@ -101,6 +125,26 @@ def test_a_class_that_is_not_measured_is_noted(folders: Path) -> None:
     assert pair.test.class_names == ("a", "b", "c")
 
 
+def test_a_class_of_one_image_and_an_empty_one_stop_nothing(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, count in {"a": 6, "b": 6, "rare": 1, "empty": 0}.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = random.integers(0, 256, (9, 9, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    data = tmp_path / "photos"
+    for verb, options in ((fewshot, {"shots": [1]}), (probe, {}), (knn, {"k": 3})):
+        found = verb("mu/16", data, device="cpu", image_size=32, **options)
+        assert (found.num_classes, found.num_train, found.num_test) == (3, 9, 2)
+        assert f"{data}: skipped 1 class folder without images: empty" in found.notes
+        assert f"{data}: too few images to measure 1 class, learned from alone: rare" in found.notes
+    with pytest.raises(InputError) as error:
+        fewshot("mu/16", data, shots=[1, 5])
+    assert (
+        str(error.value) == "5shot: class 'a' has only 4 images; ask for fewer shots, or leave the class out"
+    )
+
+
 @given(st.integers(1, 40), st.integers(1, 50), st.booleans())
 @settings(max_examples=30)
 def test_statistics_do_not_depend_on_blocks(count: int, size: int, some: bool) -> None:
@@ -115,7 +159,6 @@ def test_statistics_do_not_depend_on_blocks(count: int, size: int, some: bool) -
     np.testing.assert_array_equal(joined, chosen)
 
 
-@pytest.mark.filterwarnings("ignore:left out")
 def test_images_that_cannot_be_read_are_skipped_by_all_evaluators(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for number in range(60):
@@ -124,7 +167,7 @@ def test_images_that_cannot_be_read_are_skipped_by_all_evaluators(tmp_path: Path
         Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / f"{number:02}.png")
     bad = [tmp_path / "train" / "a" / "00.png", tmp_path / "test" / "b" / "41.png"]
 
-    def measured(bad_images: BadImages | None = None) -> dict[str, float]:
+    def measured(bad_images: BadImages = "skip") -> dict[str, float]:
         train, test = (open_data(f"{tmp_path / split}:all") for split in ("train", "test"))
         options: dict[str, Any] = dict(
             world=World(0, 1, torch.device("cpu")), workers=0, bad_images=bad_images
@@ -137,19 +180,19 @@ def test_images_that_cannot_be_read_are_skipped_by_all_evaluators(tmp_path: Path
             ProbeEvaluator(train, test, passes, l2=0.1),
         ):
             found |= evaluator.run(model)
-            unreadable.update(evaluator.bad)
+            unreadable.update(entry.image for entry in evaluator.unreadable)
         return found
 
     model = create_model(
         "Ti/16", num_classes=10, image_size=8, patch=4, width=16, depth=1, heads=2, mlp_width=16
     )
-    unreadable: dict[str, str] = {}
+    unreadable: set[str] = set()
     for path in bad:
         path.write_bytes(b"no image")
-    found = measured("skip")
-    assert {*unreadable} == {str(path) for path in bad}
+    found = measured()
+    assert unreadable == {str(path) for path in bad}
     with pytest.raises(InputError, match="cannot read .*00.png"):
-        measured()
+        measured("error")
     for path in bad:
         path.unlink()
     assert measured()["knn_5"] == found["knn_5"] and measured()["probe"] == found["probe"]

@@ -117,7 +117,6 @@ def several(tmp_path: Path) -> str:
     return str(tmp_path / "labels.csv")
 
 
-@pytest.mark.filterwarnings("ignore:left out")
 def test_images_with_multi_label_that_cannot_be_read_are_skipped(several: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = create_model("Ti/16", num_classes=3, **SETTINGS)
@@ -125,10 +124,10 @@ def test_images_with_multi_label_that_cannot_be_read_are_skipped(several: str, t
     passes = partial(SourcePass, preprocessing=Preprocessing(image_size=8), world=ALONE, workers=0)
     (tmp_path / "33.png").write_bytes(b"no image")
     source = open_data(f"{several}:test")
-    skipping = Classification(passes(source, bad_images="skip"))
+    skipping = Classification(passes(source))
     kept = Subset(source, np.delete(np.arange(len(source)), 1))
     assert skipping.run(made) == Classification(passes(kept)).run(made)
-    assert [*skipping.bad] == [str(tmp_path / "33.png")]
+    assert [entry.image for entry in skipping.unreadable] == [str(tmp_path / "33.png")]
 
 
 def test_multi_label_train_with_sigmoid_by_themselves(several: str, tmp_path: Path) -> None:

@@ -31,6 +31,18 @@ def test_an_answer_that_is_right_for_two_classes_counts_for_the_images_own() -> 
     assert found.balanced_accuracy == pytest.approx((1 / 2 + 1 / 3) / 2)
 
 
+def test_mistakes_are_listed_the_surest_first() -> None:
+    logits = np.array([[2, 0], [9, 0], [0, 1]], np.float32)
+    first, second, *others = Predictions(logits, source([1, 1, 1], "cat", "dog")).numbers().mistakes or ()
+    assert not others and (first.image, second.image) == ("1.png", "0.png")
+    assert second.to_json() == {
+        "image": "0.png",
+        "class": "dog",
+        "predicted": "cat",
+        "probability": pytest.approx(1 / (1 + np.exp(-2))),
+    }
+
+
 def test_classes_without_images_are_not_reported() -> None:
     measured = Predictions(np.eye(3, dtype=np.float32), source([0, 0, 2], "a", "b", "c"))
     found = measured.numbers()

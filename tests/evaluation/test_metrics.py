@@ -16,6 +16,7 @@ from sklearn import metrics as sklearn
 from vitkit.evaluation.metrics import (
     average_precision,
     binary_losses,
+    calibration_by_chance,
     calibration_error,
     class_scores,
     confusion_matrix,
@@ -148,6 +149,17 @@ def test_calibration_error_by_bins(cases: list[tuple[float, bool]]) -> None:
         if members.any():
             expected += members.mean() * abs(right[members].mean() - confidence[members].mean())
     assert calibration_error(confidence, right) == pytest.approx(expected, abs=1e-9)
+
+
+def test_calibration_by_chance_falls_with_more_images() -> None:
+    """Of one image with confidence c it is c (1 - c) + (1 - c) c; of many it goes to 0."""
+    alone = calibration_by_chance(np.array([0.8]))
+    assert alone == pytest.approx(2 * 0.8 * 0.2, abs=0.05)
+    confidence = np.random.default_rng(1).uniform(0.2, 1, 20_000)
+    found = [calibration_by_chance(confidence[:images]) for images in (20, 200, 20_000)]
+    assert found[0] > 0.15 > found[1] > 0.05 > 0.01 > found[2] > 0
+    assert calibration_by_chance(np.ones(5)) == 0
+    assert found[1] == calibration_by_chance(confidence[:200])
 
 
 def test_binary_losses_are_torchs() -> None:

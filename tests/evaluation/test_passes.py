@@ -93,7 +93,6 @@ def test_shares_make_up_the_whole_and_ranks_run_equally_often(count: int, ranks:
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:left out")
 @pytest.mark.parametrize("bad", [[0], [3, 4, 5], [8]])
 def test_images_that_cannot_be_read_are_skipped_and_calls_stay_equal(bad: list[int], tmp_path: Path) -> None:
     """Two ranks of 5 and 4 images; a batch of which nothing is left is made up for, too."""
@@ -111,16 +110,17 @@ def test_images_that_cannot_be_read_are_skipped_and_calls_stay_equal(bad: list[i
             world=World(rank, 2, torch.device("cpu")),
             batch_size=2,
             workers=0,
-            bad_images="skip",
         )
         hook = model.register_forward_pre_hook(lambda *_, rank=rank: calls.append(rank))
         rows += images.batches(model, lambda batch, _, images=images: images.compute(model, batch))
         hook.remove()
-        unreadable |= images.bad
+        unreadable |= images.loader.bad
     assert calls.count(0) == calls.count(1) == 3
     assert np.concatenate([indices for indices, _ in rows]).tolist() == [n for n in range(9) if n not in bad]
     assert [len(logits) for _, logits in rows] == [len(indices) for indices, _ in rows]
-    assert {*unreadable} == {str(tmp_path / "a" / f"{number}.png") for number in bad}
+    assert {index: entry.image for index, entry in unreadable.items()} == {
+        number: str(tmp_path / "a" / f"{number}.png") for number in bad
+    }
 
 
 def test_means_are_over_all_images() -> None:

@@ -1,4 +1,4 @@
-"""The linear probe finds scikit-learn's minimum, in memory or in blocks, and chooses its l2 on a dev split."""
+"""The linear probe finds scikit-learn's minimum, in memory or in blocks, and chooses its l2 by images held out."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from sklearn.preprocessing import StandardScaler
 from vitkit.data.open import open_data
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features, load_frozen
+from vitkit.evaluation.metrics import calibration_error
 from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.probe import GRID, Probe, ProbeEvaluator, cut_dev, probe
+from vitkit.evaluation.temperature import fit_temperature
 from vitkit.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -77,19 +79,62 @@ def test_features_on_disk(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-3)
 
 
-def test_l2_is_chosen_on_a_dev_split_and_all_of_train_is_learned_from() -> None:
-    x, y = clouds(200, 30, classes=4)
-    found = Probe(tolerance=1e-8).fit(x, y)
-    assert sorted(found.grid_, reverse=True) == list(GRID)
-    held = cut_dev(y, 0.1, 0)
-    assert held.sum() == 20 and np.bincount(y[held]).tolist() == [5, 5, 5, 5]
-    for l2 in (10.0, 0.01):
-        alone = Probe(l2, tolerance=1e-8).fit(x[~held], y[~held])
-        assert found.grid_[l2] == pytest.approx(alone.score(x[held], y[held]))
-    best = max(found.grid_.values())
-    assert found.l2_ == max(l2 for l2, accuracy in found.grid_.items() if accuracy == best)
+def held_out_logits(
+    x: np.ndarray, y: np.ndarray, l2: float, turns: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of all images that are held out, each by what the others of its turn teach."""
+    logits, labels = [], []
+    for rows in turns:
+        learned = Probe(l2, tolerance=1e-8).fit(np.delete(x, rows, 0), np.delete(y, rows))
+        logits.append(learned.decision_function(x[rows]))
+        labels.append(y[rows])
+    return np.concatenate(logits), np.concatenate(labels)
+
+
+@pytest.mark.parametrize("count", [60, 2000])
+def test_l2_and_temperature_are_those_of_held_out_images_and_all_of_train_is_learned_from(count: int) -> None:
+    x, y = clouds(count, 8, classes=4)
+    grid = [1.0, 0.1, 0.001]
+    found = Probe(grid=grid, tolerance=1e-8).fit(x, y)
+    turns = cut_dev(y, 0.1, 0)
+    assert found.held_out_ == sum(map(len, turns)) == min(count, 200)
+    judged = {l2: held_out_logits(x, y, l2, turns) for l2 in grid}
+    for l2, (logits, labels) in judged.items():
+        losses = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
+        assert found.grid_[l2] == pytest.approx(np.mean(logits.argmax(1) == labels))
+        assert found.losses_[l2] == pytest.approx(losses.mean(), abs=1e-4)
+    assert found.temperature_ == pytest.approx(fit_temperature(*judged[found.l2_]), abs=1e-3)
     refitted = Probe(found.l2_, tolerance=1e-8).fit(x, y)
     np.testing.assert_allclose(found.coef_, refitted.coef_, atol=1e-7)
+    scaled = torch.from_numpy(refitted.decision_function(x) / found.temperature_).softmax(1)
+    np.testing.assert_allclose(found.predict_proba(x), scaled, atol=1e-6)
+    assert (refitted.temperature_, refitted.held_out_, refitted.losses_) == (1.0, 0, {})
+
+
+def test_of_equally_accurate_strengths_the_one_with_the_lowest_loss_is_taken() -> None:
+    """Classes far apart are told by every strength; a strong one leaves their probabilities near to even."""
+    y = np.arange(80) % 4
+    x = np.eye(4)[y] * 20 + np.random.default_rng(0).normal(size=(80, 4))
+    found = Probe().fit(x, y)
+    assert set(found.grid_.values()) == {1.0}
+    assert found.l2_ == min(found.losses_, key=lambda l2: found.losses_[l2]) != max(GRID)
+    assert found.predict_proba(x).max(1).min() > 0.9
+
+
+def test_a_share_of_each_class_is_held_out_until_there_are_enough() -> None:
+    many = np.arange(5000) % 10
+    [only] = cut_dev(many, 0.1, 0)
+    assert np.bincount(many[only]).tolist() == [50] * 10
+    few = np.repeat(np.arange(5), [1, 2, 3, 10, 40])
+    turns = cut_dev(few, 0.1, 0)
+    rows = np.concatenate(turns)
+    assert sorted(rows) == list(range(1, 56))  # each once, but for the image that is alone
+    assert [np.bincount(few[turn], minlength=5).tolist() for turn in turns[:3]] == [
+        [0, 1, 1, 1, 4],
+        [0, 1, 1, 1, 4],
+        [0, 0, 1, 1, 4],
+    ]
+    assert [turn.tolist() for turn in cut_dev(few, 0.1, 1)] != [turn.tolist() for turn in turns]
 
 
 def test_the_order_of_a_grid_does_not_matter() -> None:
@@ -142,11 +187,21 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference(x, train.labels, 0.1).score(x_test.astype(np.float64), test.labels)
     assert result.accuracy == pytest.approx(expected, abs=1.1 / 382)
     assert (result.l2, result.grid, result.converged) == (0.1, (), True)
+    assert result.calibration is None and result.calibration_error is not None
     passes = partial(SourcePass, preprocessing=predictor.preprocessing, world=ALONE)
     evaluator = ProbeEvaluator(train, test, passes, l2=0.1)
     assert evaluator.run(predictor.model) == {"probe": pytest.approx(result.accuracy, abs=2.1 / 382)}
     chosen = probe("mu/16", "digits", image_size=32, device="cpu")
     assert [row.l2 for row in chosen.grid] == list(GRID) and chosen.l2 in GRID
+    fitted = Probe(device="cpu").fit(x, train.labels)
+    probabilities = fitted.predict_proba(x_test)
+    right = probabilities.argmax(1) == test.labels
+    found = chosen.calibration
+    assert found is not None and found.error_before == chosen.calibration_error
+    assert found.error_after == pytest.approx(calibration_error(probabilities.max(1), right), abs=1e-6)
+    assert (found.temperature, found.images) == (pytest.approx(fitted.temperature_), fitted.held_out_)
+    assert found.fitted_on == "held-out images of digits:train" and found.loss_after < found.loss_before
+    assert f"the best of 7 on {found.images} held-out images of train" in chosen.protocol
 
 
 @pytest.mark.parametrize(

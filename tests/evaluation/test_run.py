@@ -217,9 +217,7 @@ def test_out(model: str, photos: str, tmp_path: Path) -> None:
             assert min(picture.size) > 200
     (out / "results.json").unlink()
     (out / "confusion.png").unlink()
-    assert message("no such model", photos, out=out) == (
-        f"{out}/mistakes.png exists; --force overwrites it, or take another --out"
-    )
+    assert message("no such model", photos, out=out) == (f"{out}/mistakes.png exists; --force overwrites it")
     assert evaluate(model, f"{photos}:all", device="cpu", out=out, force=True) == found
     assert message(model, photos, out=out / "results.json") == (
         f"--out {out}/results.json is a file; expected a folder"
@@ -266,7 +264,7 @@ def test_real_labels(tmp_path: Path) -> None:
 
 def test_what_is_refused(photos: str, tmp_path: Path) -> None:
     model = save(tmp_path / "model")
-    assert message(model, photos, classes="mine") == "classes is 'mine'; expected head, data"
+    assert message(model, photos, classes="mine") == "classes is 'mine'; expected one of head, data"
     bodies = save(tmp_path / "bodies", ())
     assert message(bodies, photos) == (
         f"{bodies} has no classification head: its features are measured by vit fewshot, probe and knn"
@@ -304,7 +302,7 @@ def test_broken_weights_are_refused(photos: str, tmp_path: Path, monkeypatch: py
 def test_another_size_than_the_stored_one_is_said(model: str, photos: str) -> None:
     said: list[str] = []
     evaluate(model, f"{photos}:all", device="cpu", image_size=16, announce=said.append)
-    assert "resampled from images of 8x8 to 16x16" in said
+    assert "image size changed from 8x8 to 16x16" in said
 
 
 def test_names_for_a_head_that_has_none(photos: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -11,17 +12,18 @@ from matplotlib import colormaps
 from PIL import Image
 
 from vitkit.figures import maps as pictures
+from vitkit.figures.framed import MARGIN
 from vitkit.models.configs import Preprocessing
 
 RANDOM = np.random.default_rng(0)
 PHOTO = Image.fromarray(RANDOM.integers(0, 256, (48, 72, 3), dtype=np.uint8))
 DRAWN: dict[str, Callable[[], Image.Image]] = {
-    "filters": lambda: pictures.filter_sheet(filters(28), "the filters"),
-    "similarity": lambda: pictures.similarity_picture(np.cos(np.arange(36.0)).reshape(2, 3, 2, 3)),
+    "filters": lambda: pictures.filter_sheet(filters(28), "the filters").image(),
+    "similarity": lambda: pictures.similarity_sheet(np.cos(np.arange(36.0)).reshape(2, 3, 2, 3)).image(),
     "distance": lambda: pictures.distance_picture(np.arange(12.0).reshape(4, 3), 9.0),
     "overlay": lambda: pictures.overlay(PHOTO, np.arange(6.0).reshape(2, 3)),
-    "heads": lambda: pictures.head_grid(np.arange(72.0).reshape(4, 3, 2, 3)),
-    "sheet": lambda: pictures.sheet([PHOTO] * 3, ["one", "two", "three"], 2, "Title", "A note."),
+    "heads": lambda: pictures.head_grid(np.arange(72.0).reshape(4, 3, 2, 3)).image(),
+    "sheet": lambda: pictures.sheet([PHOTO] * 3, ["one", "two", "three"], 2, "Title", "A note.").image(),
 }
 
 
@@ -53,9 +55,9 @@ def test_the_same_arrays_give_the_same_picture(name: str) -> None:
 
 
 def test_filters_stand_in_rows_of_seven() -> None:
-    sheet = pictures.filter_sheet(filters(28), "the filters")
-    assert sheet.width == 2 * pictures.MARGIN + 7 * (pictures.FILTER + pictures.GAP) - pictures.GAP
-    rows = [pictures.filter_sheet(filters(count), "the filters").height for count in (1, 7, 8, 28)]
+    sheet = pictures.filter_sheet(filters(28), "the filters").image()
+    assert sheet.width == 2 * MARGIN + 7 * (pictures.FILTER + pictures.GAP) - pictures.GAP
+    rows = [pictures.filter_sheet(filters(count), "the filters").image().height for count in (1, 7, 8, 28)]
     assert rows[0] == rows[1] and rows[2] - rows[1] == pictures.FILTER + pictures.GAP
     assert rows[3] - rows[1] == 3 * (pictures.FILTER + pictures.GAP)
 
@@ -63,7 +65,7 @@ def test_filters_stand_in_rows_of_seven() -> None:
 def test_a_filter_is_grey_where_it_is_zero() -> None:
     values = np.zeros((1, 2, 2, 3), np.float32)
     values[0, 0, 0], values[0, 1, 1] = (0.02, 0, 0), (0, 0, -0.01)
-    sheet = pictures.filter_sheet(values, "the filters")
+    sheet = pictures.filter_sheet(values, "the filters").image()
     quarter = (pictures.FILTER // 2) ** 2
     assert holds(sheet, (255, 128, 128)) == quarter
     assert holds(sheet, (128, 128, 64)) == quarter
@@ -74,14 +76,14 @@ def test_a_filter_is_grey_where_it_is_zero() -> None:
 def test_similarity_spans_minus_one_to_one() -> None:
     similarity = np.zeros((2, 2, 2, 2))
     similarity[0, 0, 0, 0], similarity[1, 1, 0, 1] = 1.0, -1.0
-    picture = pictures.similarity_picture(similarity)
+    picture = pictures.similarity_sheet(similarity).image()
     cell = (pictures.SIMILARITY // 2) ** 2
     assert holds(picture, heat(1.0, "viridis")) >= cell and holds(picture, heat(0.0, "viridis")) >= cell
     assert holds(picture, heat(0.5, "viridis")) >= 14 * cell
 
 
 def test_large_grids_show_some_tiles() -> None:
-    large = pictures.similarity_picture(np.zeros((40, 20, 40, 20), np.float32))
+    large = pictures.similarity_sheet(np.zeros((40, 20, 40, 20), np.float32)).image()
     assert large.width < 1000 and large.height < 1600
 
 
@@ -100,7 +102,7 @@ def test_overlay_is_brightest_where_the_map_is() -> None:
 def test_a_head_grid_has_a_column_for_each_layer() -> None:
     maps = np.zeros((4, 2, 3, 3))
     maps[:, :, 1, 1] = 1.0
-    picture = pictures.head_grid(maps, [8, 9, 10, 11])
+    picture = pictures.head_grid(maps, [8, 9, 10, 11]).image()
     cell = holds(picture, heat(1.0)) / 8
     assert cell == round(cell**0.5) ** 2 and cell >= 30**2
     assert holds(picture, heat(0.0)) == 8 * 8 * cell
@@ -113,6 +115,13 @@ def test_distances_show_the_uniform_line() -> None:
     assert holds(with_line, line) > 500
     assert holds(pictures.distance_picture(np.full((4, 3), 50.0)), line) == 0
     pictures.distance_picture(np.zeros((1, 1)), 0.0)
+
+
+def test_distances_as_svg_take_the_colours_of_the_page() -> None:
+    shown = pictures.distance_svg(np.full((4, 3), 50.0), 80.0)
+    assert shown.count("var(--run-1)") >= 2 and "var(--muted)" in shown  # the line, and its key
+    assert not re.search("#[0-9a-f]{6}", shown)
+    assert "uniform attention, 80.0 px" in shown and "<title>Mean attention distance" in shown
 
 
 def test_distances_as_csv() -> None:
@@ -149,8 +158,8 @@ def test_colours_are_drawn_as_squares() -> None:
 def test_a_sheet_takes_any_caption_and_shape() -> None:
     shapes = [Image.new("RGB", size, "red") for size in ((10, 40), (40, 10), (300, 300))]
     captions = ["a name that is much longer than its picture is wide, and then some", "", "<b>& ü 漢"]
-    wide = pictures.sheet(shapes, captions, 2, "word " * 60, "note " * 90, side=100)
-    narrow = pictures.sheet(shapes, captions, 2, "word", "note", side=100)
+    wide = pictures.sheet(shapes, captions, 2, "word " * 60, "note " * 90, side=100).image()
+    narrow = pictures.sheet(shapes, captions, 2, "word", "note", side=100).image()
     assert wide.width == narrow.width and wide.height > narrow.height
     with pytest.raises(ValueError, match="zip"):
         pictures.sheet(shapes, captions[:2], 2, "title")
@@ -171,6 +180,7 @@ def test_cells_that_reach_beyond_the_photo_are_cut() -> None:
 
 def test_the_tiles_of_a_sheet_are_as_high_as_their_pictures() -> None:
     wide, square = (
-        pictures.sheet([Image.new("RGB", size)] * 4, list("abcd"), 2, "T") for size in ((80, 20), (80, 80))
+        pictures.sheet([Image.new("RGB", size)] * 4, list("abcd"), 2, "T").image()
+        for size in ((80, 20), (80, 80))
     )
     assert square.height - wide.height == 2 * (224 - 56)

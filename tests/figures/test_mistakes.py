@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.figures.mistakes import HEAD, MARGIN, TILE, Tile, confusion_picture, mistake_sheet
+from vitkit.figures.mistakes import (
+    HEAD,
+    MARGIN,
+    TILE,
+    Tile,
+    confusion_picture,
+    confusion_svg,
+    cut_tiles,
+    mistake_sheet,
+)
 
 
 def read(path: Path) -> np.ndarray:
@@ -75,3 +85,44 @@ def test_no_mistakes(tmp_path: Path) -> None:
     mistake_sheet([], tmp_path / "m.png", 0, 100)
     pixels = read(tmp_path / "m.png")
     assert pixels.shape[0] < 200 and pixels.min() < 100  # a line of text
+
+
+def test_a_confusion_matrix_takes_the_colours_of_a_page() -> None:
+    shown = confusion_svg(np.array([[1500, 1], [0, 7]]), ["<b>", "b"], "a")
+    assert "1,500" in shown and "&lt;b&gt;" in shown and "<title>Confusion matrix</title>" in shown
+    assert not re.search("#[0-9a-f]{6}", shown)
+    assert {"var(--ink)", "var(--muted)", "var(--line)"} <= set(re.findall(r"var\(--\w+\)", shown))
+    names = re.findall(' id="(.*?)"', shown)
+    assert names and not set(names) & set(
+        re.findall(' id="(.*?)"', confusion_svg(np.eye(2, dtype=int), ["a", "b"], "b"))
+    )
+
+
+@pytest.mark.slow
+def test_a_confusion_matrix_of_many_classes_is_small(tmp_path: Path) -> None:
+    matrix = np.random.default_rng(0).integers(0, 2, (1000, 1000))
+    assert len(confusion_svg(matrix, [f"class {number}" for number in range(1000)], "a")) < 4 << 20
+
+
+@pytest.mark.parametrize("count", [1, 6, 7])
+def test_tiles_are_cut_out_of_a_sheet_again(tmp_path: Path, count: int) -> None:
+    shapes = [(30, 30), (10, 40), (50, 10), (8, 8), (30, 20), (20, 30), (9, 9)]
+    tiles = [
+        Tile(np.full((*shape, 3), (250, 40 * number % 200, 0), np.uint8), "cat", "dog", 0.9)
+        for number, shape in enumerate(shapes[:count])
+    ]
+    mistake_sheet(tiles, tmp_path / "m.png", count, 100)
+    sheet = (tmp_path / "m.png").read_bytes()
+    found = cut_tiles(sheet, count)
+    for tile, (height, width), number in zip(found, shapes, range(count), strict=False):
+        assert max(tile.size) == TILE and tile.width / tile.height == pytest.approx(width / height, rel=0.02)
+        assert tile.getpixel((tile.width // 2, tile.height // 2)) == (250, 40 * number % 200, 0)
+    assert len(found) == count
+    assert cut_tiles(sheet, count + 6) == cut_tiles(sheet[:40], count) == cut_tiles(b"<svg>", count) == []
+
+
+def test_an_image_that_is_gone_keeps_its_place(tmp_path: Path) -> None:
+    tiles = [Tile(None, "cat", "dog", 0.9), Tile(np.zeros((4, 4, 3), np.uint8), "cat", "dog", 0.8)]
+    mistake_sheet(tiles, tmp_path / "m.png", 2, 100)
+    gone, black = cut_tiles((tmp_path / "m.png").read_bytes(), 2)
+    assert np.asarray(black).max() == 0 and np.asarray(gone).max() > 0

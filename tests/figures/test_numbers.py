@@ -67,3 +67,18 @@ def test_metrics() -> None:
     assert numbers.metric("val/loss", 0.6) == "0.6000"
     assert numbers.metric("val/loss", 1e-5) == "1e-05"
     assert numbers.metric_name("val_ema/accuracy") == "val ema accuracy"
+
+
+@pytest.mark.parametrize(
+    ("exaflops", "words"),
+    [
+        (4.72e-8, "47.2 GFLOPs"),
+        (2.36e-5, "23.6 TFLOPs"),
+        (0.0451, "45.1 PFLOPs"),
+        (0.99996, "1 EFLOPs"),
+        (4262.3, "4,260 EFLOPs"),
+        (0.0, "0 GFLOPs"),
+    ],
+)
+def test_flops(exaflops: float, words: str) -> None:
+    assert numbers.flops(exaflops) == words

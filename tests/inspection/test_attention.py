@@ -134,7 +134,7 @@ def test_maps_are_rows_of_attention(family: str) -> None:
         attention = record.attention[2].detach().numpy()[..., config.num_prefix + place, config.num_prefix :]
         np.testing.assert_allclose(found, attention.reshape(2, 2, *config.grid), atol=1e-6)
     for wrong in ((rows, 0), (0, -columns - 1), (), (0,), 5, (1.5, 0)):
-        with pytest.raises(InputError, match=f"the model has {rows} rows and {columns} columns of them"):
+        with pytest.raises(InputError, match=f"the model has {rows} rows and {columns} columns of patches"):
             attention_maps(model, images, patch=wrong)
 
 
@@ -143,7 +143,7 @@ def test_maps_of_chosen_layers_come_in_their_order() -> None:
     images = images_for(model.config)
     whole = attention_maps(model, images)
     np.testing.assert_allclose(attention_maps(model, images, [-1, 0]), whole[:, [2, 0]], atol=1e-6)
-    with pytest.raises(InputError, match="no layer 3 to record: the model has 3"):
+    with pytest.raises(InputError, match="cannot record layer 3: the model has 3 layers"):
         attention_maps(model, images, [3])
 
 
@@ -219,5 +219,5 @@ def test_what_does_not_vary_is_grey() -> None:
 
 def test_tokens_of_unknown_layers_are_refused() -> None:
     model = make(FAMILIES["token"])
-    with pytest.raises(InputError, match="no layer 3 to record: the model has 3"):
+    with pytest.raises(InputError, match="cannot record layer 3: the model has 3 layers"):
         token_colors(model, images_for(model.config), 3)

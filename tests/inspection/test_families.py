@@ -37,12 +37,12 @@ NO_TOKENS = "a ResNet has neither tokens nor attention"
 UNDEFINED = {
     **{("bit", name): NO_TOKENS for name in CALLS if name != "embedding_filters"},
     **{(family, "position_similarity"): "it has no position embeddings" for family in ("seqpool", "cct")},
-    ("relative", "position_similarity"): "its positions are offsets between two tokens: "
-    "no patch has an embedding of its own",
-    ("unpooled", "gradient_rollout"): "it has no pool and gives logits for each token, not for the image",
+    ("relative", "position_similarity"): "its positions are offsets between two tokens, "
+    "so patches have no position embeddings",
+    ("unpooled", "gradient_rollout"): "it has no pool, so it gives logits for each token, not for the image",
     ("unpooled", "pooling_map"): "it has no pool",
     **{
-        (family, "pooling_map"): "its head reads the class token alone"
+        (family, "pooling_map"): "its head reads only the class token"
         for family in ("token", "relative", "hybrid", "hybrid-stages", "vit-lite")
     },
     **{(family, "pooling_map"): "it gives every patch the same weight" for family in ("mean", "sincos")},

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 import vitkit
+from tests.pytorch_data import Digits
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 from vitkit.inspection.findings import open_images
@@ -38,3 +39,8 @@ def test_an_empty_folder_holds_no_photos(tmp_path: Path) -> None:
 def test_open_data_stays_as_it_is() -> None:
     source = vitkit.open_data("digits:test[:5]")
     assert open_images(source) is source
+
+
+def test_a_pytorch_data_set_is_data() -> None:
+    source = open_images(Digits("digits:test[:5]"))
+    assert (len(source), source.name, source.num_classes) == (5, "torch:Digits", 10)

@@ -158,7 +158,9 @@ def test_a_class_has_its_own_map_and_a_head_of_zeros_has_none() -> None:
     np.testing.assert_array_equal(gradient_rollout(model, images, torch.tensor([0, 3]))[0], one[0])
     with torch.no_grad():
         model.classifier.fc.weight.zero_()
-    with pytest.raises(Undefined, match="its logits have no gradient: the head is zero, as before training"):
+    with pytest.raises(
+        Undefined, match="its logits have no gradient: the head is all zeros, as before training"
+    ):
         gradient_rollout(model, images, 0)
 
 
@@ -207,7 +209,7 @@ def test_discard_reaches_both() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(fuse="meen"), "fuse is 'meen'; did you mean 'mean'? expected mean, max, min"),
+        (dict(fuse="meen"), "fuse is 'meen'; did you mean 'mean'? expected one of mean, max, min"),
         (dict(residual=1.0), "residual must be at least 0 and below 1, not 1"),
         (dict(discard=-0.1), "discard must be at least 0 and below 1, not -0.1"),
     ],
@@ -222,8 +224,8 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (5, "no class 5: the model has 5, counted from 0"),
-        ([0, -1], "no class -1: the model has 5, counted from 0"),
+        (5, "no class 5: the model has 5 classes, counted from 0"),
+        ([0, -1], "no class -1: the model has 5 classes, counted from 0"),
         (
             [0, 1, 2],
             "classes have shape (3,) and type torch.int64; expected one whole number, or one for each of the 2 images",
@@ -232,8 +234,8 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
             0.5,
             "classes have shape () and type torch.float32; expected one whole number, or one for each of the 2 images",
         ),
-        ("kind 0", "classes are 'kind 0'; expected numbers, as in class_names.index(name)"),
-        (None, "classes are None; expected numbers, as in class_names.index(name)"),
+        ("kind 0", "classes are 'kind 0'; expected indices, such as class_names.index(name)"),
+        (None, "classes are None; expected indices, such as class_names.index(name)"),
     ],
 )
 def test_classes_are_checked(classes: Any, message: str) -> None:

@@ -53,7 +53,7 @@ def test_the_caption_tells_the_share_of_variance() -> None:
         weight[2, 0, 0, 1], weight[3, 0, 0, 1] = 1.0, -1.0  # variance 2
     assert captioned_filters(model, 1)[1] == (
         "the first 1 of 2 principal components of the 16 filters of the patch embedding, 4×4 pixels each; "
-        "they hold 90% of the variance"
+        "they explain 90% of the variance"
     )
     assert embedding_filters(model).shape == (2, 4, 4, 3)
     with torch.no_grad():
@@ -154,5 +154,5 @@ def test_each_layers_own_table() -> None:
     assert position_similarity(model, 1) == pytest.approx(1, abs=1e-6)
     np.testing.assert_array_equal(position_similarity(model, -2), position_similarity(model, 1))
     assert position_similarity(model).min() < 0.9
-    with pytest.raises(InputError, match="no position table of layer 3: the model has 3"):
+    with pytest.raises(InputError, match="no position table for layer 3: the model has 3"):
         position_similarity(model, 3)

@@ -109,6 +109,15 @@ def test_any_size_channels_and_classes(name: str, image_size: Any, channels: int
 
 
 @every_model
+def test_features_and_head_make_up_the_forward_pass(name: str) -> None:
+    config = MODELS[name]
+    model, images = make(config), images_for(config)
+    x = model.forward_features(images)
+    assert torch.equal(model.forward_head(x), model(images))
+    assert torch.equal(model.forward_head(x, pre_logits=True), model.features(images))
+
+
+@every_model
 def test_images_of_a_batch_do_not_mix(name: str) -> None:
     config = MODELS[name]
     model, images = make(config), images_for(config, batch=3)
@@ -262,7 +271,7 @@ def test_wrong_images_are_refused(name: str) -> None:
             model(torch.zeros(shape))
         assert (
             str(error.value)
-            == f"images have shape {shape}, the model takes (batch, 3, {height}, {width}): {advice}"
+            == f"images have shape {shape}, but the model takes (batch, 3, {height}, {width}): {advice}"
         )
 
 
@@ -381,7 +390,7 @@ def test_a_model_on_the_meta_device_takes_weights(name: str) -> None:
 
 
 def test_a_bare_config_is_no_model() -> None:
-    with pytest.raises(TypeError, match="no model is built from ModelConfig"):
+    with pytest.raises(TypeError, match="no model for config type ModelConfig"):
         build(ModelConfig())
 
 

@@ -24,6 +24,7 @@ from vitkit.models.names import (
     model_config,
     other_name,
 )
+from vitkit.models.words import OTHER_WORDS
 
 # Section 1.2: width, depth, MLP width, heads; b has 6 heads.
 SIZES: dict[str, tuple[int, int, int, int]] = {
@@ -377,10 +378,10 @@ def test_what_is_no_name(name: str) -> None:
             {"droput": 0.1},
             "unknown setting 'droput' in model 'B/16'; did you mean 'dropout' or 'patch_dropout'?",
         ),
-        ({"zzz": 1}, "unknown setting 'zzz' in model 'B/16'; there are image_size, "),
+        ({"zzz": 1}, "unknown setting 'zzz' in model 'B/16'; expected one of image_size, "),
         (
             {"backbone_units": (1,)},
-            "unknown setting 'backbone_units' in model 'B/16'; there are image_size, ",
+            "unknown setting 'backbone_units' in model 'B/16'; expected one of image_size, ",
         ),
         ({"gelu": "relu"}, "gelu in model 'B/16' is 'relu'; expected one of 'tanh', 'erf'"),
         ({"width": "768"}, "width in model 'B/16' is '768'; expected a whole number"),
@@ -392,10 +393,49 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
     assert refused("B/16", **settings).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ({"drop_path_rate": 0.1}, "it is called stochastic_depth here"),
+        ({"img_size": 384}, "it is called image_size here"),
+        ({"in_chans": 1}, "it is called channels here"),
+        (
+            {"pretrained": True},
+            "create_model returns untrained models; vitkit.load('B/16@TAG') loads trained weights",
+        ),
+        ({"checkpoint_path": "a.pth"}, "vitkit.load('B/16@FILE') reads a weight file"),
+        ({"hidden_size": 8}, "it is called width here"),
+    ],
+)
+def test_words_of_timm_and_transformers_are_understood(setting: dict[str, Any], hint: str) -> None:
+    [name] = setting
+    with pytest.raises(InputError) as error:
+        create_model("vit_base_patch16_224", **setting)
+    assert str(error.value) == f"unknown setting {name!r} in model 'vit_base_patch16_224': {hint}"
+
+
+def test_a_hint_names_only_what_the_model_has() -> None:
+    with pytest.raises(
+        InputError, match="unknown setting 'drop_path_rate' in model 'BiT-R50x1'; expected one of"
+    ):
+        create_model("BiT-R50x1", drop_path_rate=0.1)
+
+
+def test_every_hint_names_a_setting_or_is_a_sentence() -> None:
+    families = (ViTConfig, HybridConfig, ResNetConfig, CompactConfig)
+    names = {field.name for family in families for field in dataclasses.fields(family)}
+    for word, ours in OTHER_WORDS.items():
+        assert word not in names
+        assert " " in ours or ours in names, word
+
+
 def test_create_model_makes_untrained_models_only() -> None:
     with pytest.raises(InputError) as error:
         create_model("B/16@augreg")
-    assert str(error.value) == "create_model makes untrained models; vitkit.load('B/16@augreg') reads weights"
+    assert (
+        str(error.value)
+        == "create_model returns untrained models; to load weights, use vitkit.load('B/16@augreg')"
+    )
     model = vitkit.create_model("mu/16", num_classes=3, image_size=32, channels=1)
     assert model.config == model_config("mu/16", num_classes=3, image_size=32, channels=1)
 

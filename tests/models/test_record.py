@@ -217,7 +217,7 @@ def test_unknown_kinds_and_layers_are_refused() -> None:
     for layer in (3, -4):
         with pytest.raises(InputError) as error:
             model(images_for(model.config), Record("tokens", layers=[layer]))
-        assert str(error.value) == f"no layer {layer} to record: the model has 3"
+        assert str(error.value) == f"cannot record layer {layer}: the model has 3 layers"
 
 
 def test_a_resnet_has_features_alone() -> None:

@@ -510,7 +510,7 @@ def test_class_token_is_open_unless_told() -> None:
     assert ViTConfig(**VIT, pool="mean", class_token=True).num_tokens == 7
     with pytest.raises(InputError) as error:
         ViTConfig(**VIT, class_token=False)
-    expected = "pool 'token' needs a class token: leave class_token open or set it to true"
+    expected = "pool 'token' needs a class token: remove class_token from the settings, or set it to true"
     assert str(error.value) == expected
 
 
@@ -682,7 +682,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         ({"patch_dropout": 2.0}, "patch_dropout must be at least 0 and below 1, not 2"),
         (
             {"positions": "relative", "positions_at": "every_layer"},
-            "positions_at 'every_layer' has no meaning for positions 'relative'",
+            "positions_at 'every_layer' does not apply to positions 'relative'",
         ),
         (
             {"positions": "sincos_2d", "width": 10, "heads": 2},

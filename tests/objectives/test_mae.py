@@ -132,10 +132,10 @@ def test_its_own_parameters_are_no_part_of_the_model() -> None:
     [
         (
             "CCT-2/3x2",
-            "objective mae needs a plain ViT: the tokens of this one come from a convolutional stem",
+            "objective mae needs a plain ViT: this model's tokens come from a convolutional stem",
         ),
-        ("ViT-Lite-2/4", "objective mae needs a plain ViT: the encoder of this one can't leave patches out"),
-        ("R+Ti/16", "objective mae needs a plain ViT: the tokens of this one come from a convolutional stem"),
+        ("ViT-Lite-2/4", "objective mae needs a plain ViT: this model's encoder can't skip patches"),
+        ("R+Ti/16", "objective mae needs a plain ViT: this model's tokens come from a convolutional stem"),
     ],
 )
 def test_other_models_are_refused(name: str, message: str) -> None:
@@ -146,20 +146,16 @@ def test_other_models_are_refused(name: str, message: str) -> None:
 
 def test_patch_dropout_is_refused() -> None:
     model = create_model("Ti/16", num_classes=0, patch_dropout=0.5)
-    with pytest.raises(
-        InputError, match="objective mae chooses patches by itself: set model.patch_dropout=0"
-    ):
+    with pytest.raises(InputError, match="objective mae selects patches itself: set model.patch_dropout=0"):
         build_objective(ObjectiveConfig("mae"), model, Preprocessing(), False)
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(
-        InputError, match="mask_share has no meaning for objective 'supervised': leave it out"
-    ):
+    with pytest.raises(InputError, match="mask_share does not apply to objective 'supervised': remove it"):
         ObjectiveConfig(mask_share=0.5)
-    with pytest.raises(InputError, match="loss has no meaning for objective 'mae': leave it out"):
+    with pytest.raises(InputError, match="loss does not apply to objective 'mae': remove it"):
         ObjectiveConfig("mae", loss="sigmoid")
-    with pytest.raises(InputError, match="mask_share 0.01 takes 0 of 16 patches"):
+    with pytest.raises(InputError, match="mask_share 0.01 hides 0 of 16 patches"):
         objective(mask_share=0.01)
 
 

@@ -322,8 +322,8 @@ def test_pictures_of_pixels() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("CCT-2/3x2", "come from a convolutional stem, before which no token can be masked"),
-        ("R+Ti/16", "come from a convolutional stem, before which no token can be masked"),
+        ("CCT-2/3x2", "come from a convolutional stem, so patches can't be masked"),
+        ("R+Ti/16", "come from a convolutional stem, so patches can't be masked"),
         ("BiT-R50x1", "a ResNet has no tokens to hide"),
     ],
 )
@@ -363,14 +363,14 @@ def test_compact_transformers_of_patches_learn(name: str, target: Any) -> None:
 
 def test_settings_are_checked() -> None:
     with pytest.raises(
-        InputError, match="objective masked_patches chooses patches by itself: set model.patch_dropout=0"
+        InputError, match="objective masked_patches selects patches itself: set model.patch_dropout=0"
     ):
         objective(patch_dropout=0.5)
-    with pytest.raises(InputError, match="corrupt_share 0.01 takes 0 of 16 patches: some must be taken"):
+    with pytest.raises(InputError, match="corrupt_share 0.01 hides 0 of 16 patches: it must hide some"):
         objective(share=0.01)
     with pytest.raises(InputError, match="corrupt_share must be above 0 and below 1, not 1"):
         ObjectiveConfig("masked_patches", corrupt_share=1.0)
-    with pytest.raises(InputError, match="mask_share has no meaning for objective 'masked_patches'"):
+    with pytest.raises(InputError, match="mask_share does not apply to objective 'masked_patches'"):
         ObjectiveConfig("masked_patches", mask_share=0.5)
-    with pytest.raises(InputError, match="target has no meaning for objective 'mae'"):
+    with pytest.raises(InputError, match="target does not apply to objective 'mae'"):
         ObjectiveConfig("mae", target="pixels")

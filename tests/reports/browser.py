@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import select
@@ -13,6 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE = 60.0
@@ -67,6 +71,21 @@ class Browser:
         """Write the whole page, as long as it is, as PNG."""
         shown = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shown["data"]))
+
+    def pixels(self) -> np.ndarray:
+        """Return the whole page, uint8 (height, width, 3)."""
+        shown = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
+        with Image.open(io.BytesIO(base64.b64decode(shown["data"]))) as image:
+            return np.asarray(image.convert("RGB"))
+
+    def pixel(self, x: float, y: float) -> list[int]:
+        """Return the colour at a place of the page."""
+        return self.pixels()[round(y), round(x)].tolist()
+
+    def prefer(self, shade: str) -> None:
+        """Ask pages for light or dark colours, as a reader's system does; '' asks for none."""
+        feature = {"name": "prefers-color-scheme", "value": shade}
+        self.ask("Emulation.setEmulatedMedia", features=[feature])
 
     @property
     def complaints(self) -> list[str]:

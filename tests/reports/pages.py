@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-VOID = {"meta", "link", "img"}
+VOID = {"meta", "link", "img", "wbr"}
 
 
 class Reader(HTMLParser):
@@ -27,13 +27,18 @@ class Reader(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         if tag == "img":
-            kind, _, content = (dict(attrs)["src"] or "").partition(",")
-            assert kind == "data:image/png;base64"
-            self.images.append(base64.b64decode(content, validate=True))
+            self.add_image(dict(attrs)["src"])
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.add(tag)
         self.attributes += attrs
+        if tag == "image":  # of an SVG
+            self.add_image(dict(attrs).get("href") or dict(attrs)["xlink:href"])
+
+    def add_image(self, source: str | None) -> None:
+        kind, _, content = (source or "").partition(",")
+        assert kind in ("data:image/png;base64", "data:image/webp;base64")
+        self.images.append(base64.b64decode("".join(content.split()), validate=True))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -50,7 +55,7 @@ def read(path: str) -> Reader:
     reader.feed(text)
     reader.close()
     assert reader.open == []
-    assert not reader.seen & {"script", "iframe", "object", "embed", "image"}
+    assert not reader.seen & {"script", "iframe", "object", "embed"}
     for name, value in reader.attributes:
         assert not name.startswith("on")
         if name in ("src", "href", "xlink:href", "action"):

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,6 +18,7 @@ from tests.inspection import tiny_models
 from tests.reports.pages import read
 from tests.reports.run_folders import write_run
 from vitkit.errors import InputError
+from vitkit.figures.mistakes import Tile, mistake_sheet
 from vitkit.models.configs import Preprocessing
 from vitkit.reports.inspection import inspect_model
 from vitkit.reports.outcomes import Accuracy, accuracy_of, read_measured
@@ -102,6 +104,53 @@ def test_measured_results_and_mistakes_are_shown(tmp_path: Path) -> None:
         assert words in measured
 
 
+def test_mistakes_have_their_files_and_are_cut_out_of_their_sheet(tmp_path: Path) -> None:
+    """A page arranges them as it is wide, and writes their names in its own colours."""
+    run = write_run(tmp_path / "a", FEW)
+    mistakes = [
+        {
+            "image": f"photos/{EVIL.replace('/', '')}.jpg",
+            "class": EVIL,
+            "predicted": "dog",
+            "probability": 0.94,
+        },
+        {"image": "photos/b.jpg", "class": "dog", "predicted": "cat", "probability": None},
+    ]
+    write_evaluation(run / "evaluation", mistakes=mistakes)
+    tiles = [Tile(np.full((4, 4, 3), grey, np.uint8), "a", "b", 0.5) for grey in (10, 90)]
+    mistake_sheet(tiles, run / "evaluation" / "mistakes.png", 2, 9)
+    page = read(report([run]).html)
+    assert f"{EVIL} predicted as dog 94%photos/" in page.text
+    assert "dog predicted as catphotos/b.jpg" in page.text
+    with Image.open(io.BytesIO(page.images[1])) as image:
+        assert image.size == (176, 176) and image.convert("RGB").getpixel((9, 9)) == (90, 90, 90)
+
+
+@pytest.mark.parametrize("listed", [7, [], [{}], ["x"], [{"image": 1}] * 24])
+def test_a_sheet_of_which_no_list_is_known_is_shown_whole(tmp_path: Path, listed: Any) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    write_evaluation(run / "evaluation", mistakes=listed)
+    assert read(report([run]).html).images == [png("red"), png("blue")]
+
+
+def test_the_confusion_matrix_is_drawn_from_its_numbers(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    confusion = {EVIL: {EVIL: 11, "other classes": 2}, "b": {"b": 5, "z": 4}}
+    write_evaluation(run / "evaluation", confusion=confusion)
+    page = read(report([run]).html)
+    assert png("blue") not in page.images
+    text = page.text.split("Confusion matrix")[-1]
+    for words in ("16 of 22 images correct", EVIL, "other classes"):
+        assert words in text
+
+
+@pytest.mark.parametrize("confusion", [7, {}, {"a": 3}, {"a": {"a": -1}}, {"a": {"a": "many"}}])
+def test_a_confusion_matrix_that_makes_no_sense_is_the_picture(tmp_path: Path, confusion: Any) -> None:
+    run = write_run(tmp_path / "a", FEW)
+    write_evaluation(run / "evaluation", confusion=confusion)
+    assert png("blue") in read(report([run]).html).images
+
+
 def test_what_is_no_picture_is_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", FEW)
     write_evaluation(run / "evaluation", per_class=7, accuracy=float("nan"), images="x", data=[])
@@ -121,7 +170,7 @@ def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [run.name for run in result.runs] == ["pets seed-0", "pets seed-1"]
     assert [bool(run.measured) for run in result.runs] == [True, False]
     text = read(result.html).text
-    assert text.index("81.25% ± 1.25") < text.index("Summary")  # what it came to stands first
+    assert text.index("81.25% ± 1.25") < text.index("Summary")  # what it came to stands above how
     for words in (
         "81.25% ± 1.25",
         "on ./pets:test, 2 seeds",
@@ -133,7 +182,7 @@ def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "80.00%",
     ):
         assert words in text
-    assert text.split("Config differences")[1].startswith("pets seed-0pets seed-1seed01")
+    assert "at step 400seed01Fine-tuning: pets" in text.split("What differs")[1]
     assert accuracy_of("runs/pets") == Accuracy("accuracy", 0.75, measured_on="digits:test")
 
 
@@ -182,8 +231,8 @@ def test_the_model_of_a_run_is_drawn(tmp_path: Path) -> None:
     assert len(page.images) == 1  # filters
     page = read(report([run], inspect=True, device="cpu", force=True).html)
     inside = page.text.split("Inside the model")[1]
-    assert "Mean over 32 images" in inside and inside.count("Attention rollout") == 3
-    assert len(page.images) == 2 + 3 * 7
+    assert "Mean over 32 images" in inside and inside.count("Attention rollout: ") == 3
+    assert len(page.images) == 1 + 3 * 7  # filters, and seven of each photo
 
 
 def test_a_model_that_cannot_be_drawn_has_a_sentence(tmp_path: Path) -> None:

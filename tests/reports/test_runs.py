@@ -18,7 +18,7 @@ from tests.reports.pages import read
 from vitkit.config import to_dict, write_yaml
 from vitkit.errors import InputError
 from vitkit.reports.outcomes import Accuracy
-from vitkit.reports.runs import differences, report
+from vitkit.reports.runs import compare, report
 from vitkit.training.recipes import resolve
 
 write_run = run_folders.write_run
@@ -55,7 +55,7 @@ def test_one_run(tmp_path: Path) -> None:
         "started 2026-03-01 12:00",
     ):
         assert words in text
-    assert "Config differences" not in text
+    assert "What differs" not in text
 
 
 def test_the_result_is_json(tmp_path: Path) -> None:
@@ -88,8 +88,11 @@ def test_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = read(result.html).text
     assert "2 runs" in text
     assert "second: loss is nan at step 401" in text
-    differing = text.split("Config differences")[1].split("Run again")[0]
-    assert differing == "firstsecondoptimizer.learning_rate0.0010.003"
+    differing, same = text.split("What differs")[1].split("Summary")[0].split("2 settings that are the same")
+    best = "91.90% val ema accuracy at step 400"
+    assert differing == f"firstsecondBest{best}{best}optimizer.learning_rate0.0010.003"
+    assert same == "SettingValuedata.traindigits:trainmodelTi/16"
+    assert text.index("What differs") < text.index("Curves")  # on top
     assert colours(result.png) > 10
 
 
@@ -113,7 +116,24 @@ def test_settings_are_shown_as_the_run_has_them(tmp_path: Path) -> None:
 
 def test_equal_configs_are_told(tmp_path: Path) -> None:
     result = report([write_run(tmp_path / "a", FEW), write_run(tmp_path / "b", FEW)], out=tmp_path / "out")
-    assert "All runs have the same config." in read(result.html).text
+    assert "All runs have the same settings." in read(result.html).text
+
+
+def test_many_differences_are_folded(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{value}", FEW, config={f"setting-{place}": value for place in range(14)})
+        for value in (1, 2)
+    ]
+    text = Path(report(runs, out=tmp_path / "out").html).read_text(encoding="utf-8")
+    before, after = text.split("<summary>2 more settings that differ</summary>")
+    assert before.count("setting-") == 12 and after.count("setting-") == 2
+
+
+def test_metrics_that_some_runs_have_stand_together(tmp_path: Path) -> None:
+    lines = [[{"step": 1, "loss": 1.0, f"{split}/accuracy": 0.5}] for split in ("test", "val")]
+    runs = [write_run(tmp_path / f"{place}", line) for place, line in enumerate(lines)]
+    text = read(report(runs, out=tmp_path / "out").html).text.split("Summary")[1]
+    assert "Final test accuracy50.00%–" in text and "Final val accuracy–50.00%Status" in text
 
 
 def test_ten_runs_are_the_most(tmp_path: Path) -> None:
@@ -243,8 +263,10 @@ def test_long_tables_are_folded_and_thinned(tmp_path: Path) -> None:
 def test_differences() -> None:
     one = {"a": {"b": 1, "c": [1, 2]}, "same": "x", "number": 1}
     two = {"a": {"b": 2, "c": [1, 2]}, "same": "x", "number": 1.0, "new": None}
-    assert differences([one, one]) == {}
-    assert differences([one, two]) == {"a.b": [1, 2], "number": [1, 1.0], "new": ["", None]}
+    assert compare([one, one]) == ({}, {"a.b": 1, "a.c": [1, 2], "same": "x", "number": 1})
+    different, same = compare([one, two])
+    assert different == {"a.b": [1, 2], "number": [1, 1.0], "new": ["", None]}
+    assert same == {"a.c": [1, 2], "same": "x"}
 
 
 def test_settings_that_an_objective_does_not_read_are_no_differences(tmp_path: Path) -> None:
@@ -256,7 +278,7 @@ def test_settings_that_an_objective_does_not_read_are_no_differences(tmp_path: P
     for name, settings in changes.items():
         plain = to_dict(resolve("digits", [*settings, "data.pipeline=flip"]))
         configs[name] = {"objective": plain["objective"]}
-    found = differences([configs["masked"], configs["mae"]])
+    found, _ = compare([configs["masked"], configs["mae"]])
     assert found == {
         "objective.name": ["masked_patches", "mae"],
         "objective.corrupt_share": [0.5, ""],
@@ -267,10 +289,10 @@ def test_settings_that_an_objective_does_not_read_are_no_differences(tmp_path: P
         "objective.patch_norm": ["", True],
     }
     unknown = {"objective": {"name": "new", "mask_share": 0.6, "own": 1}}
-    assert differences([configs["mae"], unknown])["objective.own"] == ["", 1]
-    assert differences([{"objective": "mae"}, {"objective": {}}]) == {"objective": ["mae", {}]}
+    assert compare([configs["mae"], unknown])[0]["objective.own"] == ["", 1]
+    assert compare([{"objective": "mae"}, {"objective": {}}])[0] == {"objective": ["mae", {}]}
     runs = [write_run(tmp_path / name, FEW, config=configs[name]) for name in ("masked", "mae")]
-    text = read(report(runs, out=tmp_path / "out").html).text.split("Config differences")[1]
+    text = read(report(runs, out=tmp_path / "out").html).text.split("What differs")[1]
     assert "objective.mask_share–0.6" in text and "objective.corrupt_share0.5–" in text
 
 

@@ -84,7 +84,7 @@ def test_a_new_folder_has_settings_and_every_field(tmp_path: Path) -> None:
         assert (
             list(fields(folder.path))
             == (
-                "format kind status message name started updated step steps command seconds environment micro_batch data measured best models cost"
+                "format kind status message name started updated step steps command seconds environment micro_batch data measured best models cost unreadable"
             ).split()
         )
         assert (folder.record["name"], folder.record["status"]) == ("one", "running")
@@ -322,6 +322,7 @@ def test_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "step": 20,
         "steps": 40,
         "best": best,
+        "results": [],
         "loss": None,
         "images_per_second": None,
         "seconds": 1.5,

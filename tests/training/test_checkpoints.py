@@ -195,7 +195,7 @@ def test_a_broken_one_gives_way_to_the_one_before(folder: Path, name: str, how: 
     if name != "manifest.json":
         cause = {
             "missing": "is missing",
-            "flipped": "has another checksum",
+            "flipped": "has the wrong checksum",
             "shorter": "bytes instead of",
             "empty": "has 0 bytes",
         }
@@ -214,7 +214,9 @@ def test_none_is_whole(folder: Path) -> None:
     for path in folder.iterdir():
         damage(path / "state.json", "missing")
     said: list[str] = []
-    with pytest.raises(InputError, match="restore one from a copy, or remove that folder to start") as caught:
+    with pytest.raises(
+        InputError, match="restore one from a backup, or remove the folder to start"
+    ) as caught:
         latest(folder, said.append)
     assert len(said) == 3 and "\n" not in str(caught.value)
 
@@ -279,12 +281,10 @@ def test_metadata_of_a_stranger_runs_nothing(folder: Path, where: str) -> None:
         "entry": "pathlib.Path",
         "other tensor": ".*BytesStorageMetadata",
         "other file": "the file '../00000020/",
-        "compressed": "data that is not stored as it is",
+        "compressed": "transformed data",
     }
     what = f"it names {names[where]}" if where in names else "it can't be read"
-    with pytest.raises(
-        InputError, match=rf"metadata is not a description of tensors alone \({what}"
-    ) as failure:
+    with pytest.raises(InputError, match=rf"metadata does not only describe tensors \({what}") as failure:
         found.load(blank(example(30)))
     assert "\n" not in str(failure.value)
     assert not written.exists()
@@ -309,7 +309,7 @@ def test_a_folder_with_the_name_of_another_step(folder: Path) -> None:
     found = latest(folder, said.append)
     assert found is not None and found.step == 20
     [line] = said
-    assert "00000035 is broken: its name is not its step" in line
+    assert "00000035 is broken: its name doesn't match its step" in line
 
 
 def test_a_file_that_goes_away_before_loading(folder: Path) -> None:

@@ -47,8 +47,8 @@ def recipe(tmp_path: Path) -> Path:
         ("model.name=null", "model needs a name, as in model.name=B/16"),
         ("optimizer=adam", "optimizer in the config is 'adam'; expected a mapping of settings"),
         ("seed.x=1", None),
-        ("seed", "'seed' is no setting; expected key=value, such as seed=1"),
-        ("=1", "'=1' is no setting; expected key=value, such as seed=1"),
+        ("seed", "'seed' is not a setting; expected key=value, such as seed=1"),
+        ("=1", "'=1' is not a setting; expected key=value, such as seed=1"),
         ("batch_size.x=1", "'batch_size.x=1': batch_size is 16, which has no settings of its own"),
     ],
 )
@@ -106,9 +106,9 @@ def test_periods(recipe: Path) -> None:
     for name in ("log_every", "evaluate_every", "checkpoint_every"):
         with pytest.raises(InputError, match=f"{name} must be at least one step, not 0"):
             resolve_periods(resolve(recipe, [f"{name}=0"]), 128)
-    with pytest.raises(InputError, match="duration 0 is no step at all"):
+    with pytest.raises(InputError, match="duration 0 is less than one step"):
         resolve_periods(resolve(recipe, ["duration=0"]), 128)
-    with pytest.raises(InputError, match="duration is '5%'; the length of a run is given in steps or epochs"):
+    with pytest.raises(InputError, match="duration is '5%'; the length of a run must be in steps or epochs"):
         resolve_periods(resolve(recipe, ["duration=5%"]), 128)
 
 
@@ -165,7 +165,7 @@ def test_explain_names_every_setting(recipe: Path) -> None:
         assert (
             {f"{name}.{inner}" for inner in value} <= rows.keys() if isinstance(value, dict) else name in rows
         )
-    assert rows["seed"] == Setting("seed", 7, "All randomness follows from it.")
+    assert rows["seed"] == Setting("seed", 7, "Seed of all randomness.")
     assert rows["model.width"].value == 16
     assert rows["model.registers"].value == 0  # not in the recipe: the model's own
     assert all(row.meaning for row in rows.values())
@@ -184,16 +184,16 @@ def test_recipes_say_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("schedule={name: constant, warmup_from: 1e-5}", "warmup_from has no meaning without a warm-up"),
+        ("schedule={name: constant, warmup_from: 1e-5}", "warmup_from does not apply without a warm-up"),
         (
             "data={train: digits, mix_until: 3}",
-            "mix_until has no meaning for a pipeline that doesn't mix images",
+            "mix_until does not apply to a pipeline that doesn't mix images",
         ),
         (
             "optimizer={name: sgd, momentum: 0, momentum_dtype: bfloat16}",
-            "momentum_dtype has no meaning without momentum",
+            "momentum_dtype does not apply without momentum",
         ),
-        ("optimizer={decay: all}", "decay has no meaning without weight_decay"),
+        ("optimizer={decay: all}", "decay does not apply without weight_decay"),
         (
             "seed=99999999999999999999999",
             "seed must be below 2**63, not 99999999999999999999999",

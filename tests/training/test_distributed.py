@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,22 @@ def write_photos(root: Path) -> None:
         path.write_bytes(b"no image")
 
 
+def write_messy(root: Path) -> None:
+    """Write 40 images to learn from and 8 to measure on, of which 6 and 2, too many of both, can't be read."""
+    for number in range(48):
+        path = root / ("train" if number < 40 else "val") / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (5 * number, 0, 0)).save(path)
+        if number in (0, 1, 8, 9, 16, 17, 40, 47):
+            path.write_bytes(b"no image")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train with two processes to step 3, with one to step 15, and with two to the end; beside it with one alone."""
     folder = tmp_path_factory.mktemp("ranks")
     write_photos(folder / "photos")
+    write_messy(folder / "messy")
     with two_trainers(folder, "stopped") as ranks:
         for name, changes in STOPPED.items():
             tiny_runs.run_tiny(folder / "one" / name, *SETTINGS, *changes)
@@ -200,6 +211,19 @@ def test_a_process_without_an_image_to_measure_keeps_pace(folder: Path, name: st
     assert (found["status"], len(found["unreadable"])) == ("done", 4)
 
 
+@pytest.mark.parametrize(("name", "what"), [("met in training", "messy:train"), ("measured", "messy:val")])
+def test_too_many_unreadable_images_of_all_processes_are_an_error_of_each(
+    folder: Path, name: str, what: str
+) -> None:
+    """A process alone meets too few of them."""
+    texts = [(folder / f"{name}{rank}").read_text() for rank in range(2)]
+    assert texts[0] == texts[1]
+    number = 2 if name == "measured" else r"\d"
+    assert re.match(rf"{number} of \d+ images of {folder / what} can't be read, so results would", texts[0])
+    assert texts[0].endswith("; repair these files, or continue without them: data.bad_images=any")
+    assert len(json.loads((folder / "any.json").read_text())["unreadable"]) == 6
+
+
 def test_models_of_two_processes_load(folder: Path) -> None:
     import vitkit
 
@@ -241,12 +265,20 @@ def main(part: str, folder: Path) -> None:
                 run(f"{name} {where}", *SEARCH, *changes, "micro_batch=auto")
             (folder / f"{name} {where}{rank}").write_text(str(seen[:5]))
     photos = f"{folder / 'photos'}"
-    data = [f"data.train={photos}:train", f"data.evaluate={photos}:val", "data.bad_images=skip"]
+    data = [f"data.train={photos}:train", f"data.evaluate={photos}:val", "data.bad_images=any"]
     for name, changes in SKIPPED.items():
-        with warnings.catch_warnings(action="ignore"):
-            answer = run(name, *data, *changes)
+        answer = run(name, *data, *changes)
         if rank == 0:
             (folder / f"{name}.json").write_text(json.dumps(answer.to_json()))
+    for name, measured in {"met in training": "null", "measured": f"{folder / 'messy'}:val"}.items():
+        data = [f"data.train={folder / 'messy'}:train", f"data.evaluate={measured}"]
+        try:
+            run(name, *data, *SKIPPED["skipped"], "duration=5", "evaluate_every=2")
+        except InputError as error:
+            (folder / f"{name}{rank}").write_text(str(error))
+    answer = run("any", f"data.train={folder / 'messy'}:train", "data.evaluate=null", *SKIPPED["skipped"], "duration=5", "data.bad_images=any")  # fmt: skip
+    if rank == 0:
+        (folder / "any.json").write_text(json.dumps(answer.to_json()))
     while not (folder / "go").exists():
         time.sleep(0.05)
     for name, changes in STOPPED.items():

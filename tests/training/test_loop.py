@@ -178,7 +178,7 @@ ELSEWHERE = {
     "name": "runs/test_folder.py::test_names_follow_the_settings",
     "data.workers": "data/test_loader.py::test_workers_change_nothing",
     "data.cache": "data/test_fetch.py::test_pictures_are_kept_as_they_are",
-    "data.bad_images": "data/test_loader.py::test_bad_images_can_be_left_out",
+    "data.bad_images": "data/test_loader.py::test_too_many_bad_images_end_training_and_any_number_may_be_allowed",
     "preprocessing.interpolation": "data/test_images.py::test_interpolation_counts_where_the_input_is_not_square",
     "select": "training/test_loop.py::test_which_weights_are_the_model",
     "compile": "training/test_loop.py::test_compiled",
@@ -336,7 +336,7 @@ def test_compiled(plain: Path, tmp_path: Path) -> None:
 
 
 def test_graphs_need_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="CUDA GPU; take compile=true"):
+    with pytest.raises(InputError, match="CUDA GPU; use compile=true"):
         tiny_runs.run_tiny(tmp_path / "run", "compile=graphs")
 
 

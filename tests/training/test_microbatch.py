@@ -109,7 +109,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
     with limited(lambda parts, images: True, "backward"), pytest.raises(InputError) as error:
         tiny_runs.run_tiny(tmp_path / "run", *SETTINGS, "micro_batch=auto")
     assert str(error.value) == (
-        "out of memory even with the smallest micro-batch: set activation_checkpointing=true, or take a smaller model"
+        "out of memory even with the smallest micro-batch: set activation_checkpointing=true, or use a smaller model"
     )
 
 

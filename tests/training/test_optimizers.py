@@ -231,13 +231,13 @@ def test_freezing_what_is_not_there(pattern: str, message: str) -> None:
 def test_freezing_everything() -> None:
     model = bare(MODELS["vit"])
     freeze_parameters(model, ("*",))
-    with pytest.raises(InputError, match="^no parameter is left to learn: freeze fewer of them$"):
+    with pytest.raises(InputError, match="^all parameters are frozen: freeze fewer of them$"):
         build_optimizer(model, OptimizerConfig())
 
 
 def test_head_decay_needs_a_head() -> None:
     model = bare(ViTConfig(**dict(VIT, num_classes=0)))
-    expected = "^this trains no head, which optimizer.head_weight_decay is for: set it to null$"
+    expected = "^optimizer.head_weight_decay needs a head, and this run trains none: set it to null$"
     with pytest.raises(InputError, match=expected):
         parameter_groups(model, OptimizerConfig(head_weight_decay=1.0))
 
@@ -461,11 +461,11 @@ def test_clipping() -> None:
     ("settings", "message"),
     [
         ({"name": "lion"}, "optimizer is 'lion'; expected one of adam, adamw, sgd, adafactor"),
-        ({"momentum": 0.5}, "momentum has no meaning for optimizer 'adamw': leave it out"),
-        ({"name": "sgd", "betas": (0.9, 0.95)}, "betas has no meaning for optimizer 'sgd': leave it out"),
+        ({"momentum": 0.5}, "momentum does not apply to optimizer 'adamw': remove it"),
+        ({"name": "sgd", "betas": (0.9, 0.95)}, "betas does not apply to optimizer 'sgd': remove it"),
         (
             {"name": "adam", "momentum_dtype": "bfloat16"},
-            "momentum_dtype has no meaning for optimizer 'adam': leave it out",
+            "momentum_dtype does not apply to optimizer 'adam': remove it",
         ),
         ({"learning_rate": 0.0}, "learning_rate must be above 0, not 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0, not nan"),

@@ -529,10 +529,10 @@ def test_every_recipe_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in (row["name"] for row in list_recipes()):
         document = explain(name)
         for note in document.notes:
-            if "without those of its start" in note:
+            if "only the given settings are shown" in note:
                 starts[name] = note
         assert ("model.channels" in settings(document)) == (name not in starts), name
-    first = "model: the settings given alone, without those of its start: no such file or folder: ./runs/"
+    first = "model: only the given settings are shown, because its weights can't be found: no such file or folder: ./runs/"
     assert starts == {
         "imagenet384_cct14": f"{first}imagenet_cct14",
         "flowers102_cct14": f"{first}imagenet384_cct14",
@@ -564,7 +564,7 @@ def test_runs_and_starts(tmp_path: Path) -> None:
     assert document.settings == explain(recipe, ["duration=2", "model.dropout=0.1"]).settings
     assert document.notes == (f"run: {run}",)
     with pytest.raises(
-        InputError, match="a run has its own settings; to change some, explain its recipe: seed=1"
+        InputError, match="the settings of a run can't be changed; explain its recipe instead: seed=1"
     ):
         explain(run, ["seed=1"])
     start = ["data.pipeline=resize(16)|mixup(0.2)", f"model={{name: {run}, stochastic_depth: 0.3}}"]

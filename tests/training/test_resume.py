@@ -175,7 +175,7 @@ def test_a_broken_checkpoint_is_warned_of_and_the_one_before_it_taken(tmp_path: 
     listener = tiny_runs.Listener()
     tiny_runs.run_tiny(tmp_path / "run", listener=listener)
     [warning] = [note for note in listener.notes if "broken" in note]
-    assert "00000010 is broken: __0_0.distcp has another checksum; trying the one before it" in warning
+    assert "00000010 is broken: __0_0.distcp has the wrong checksum; trying the one before it" in warning
     assert listener.started == 8
     assert tiny_runs.differences(tmp_path / "straight", tmp_path / "run") == []
 
@@ -183,7 +183,7 @@ def test_a_broken_checkpoint_is_warned_of_and_the_one_before_it_taken(tmp_path: 
 def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path / "run", at=raising(signal.SIGTERM, 3))
     (tmp_path / "run/checkpoints/00000003/manifest.json").unlink()
-    with pytest.raises(InputError, match="no checkpoint in .* is whole; restore one"):
+    with pytest.raises(InputError, match="all checkpoints in .* are broken; restore one"):
         tiny_runs.run_tiny(tmp_path / "run")
     assert read_record(tmp_path / "run")["status"] == "failed"
 
@@ -277,14 +277,93 @@ def test_a_run_that_met_an_unreadable_image_goes_on_without_it(
     run = train(recipe, data, device="cpu", listener=tiny_runs.Listener(stop)).run
     bad.write_bytes(b"no image")
     with pytest.raises(InputError, match="6.png.*data.bad_images=skip"):
-        train(recipe, data, device="cpu")
-    with pytest.warns(UserWarning, match="left out ./photos/train/a/6.png"):
-        found = train(recipe, [*data, "data.bad_images=skip"], device="cpu")
+        train(recipe, [*data, "data.bad_images=error"], device="cpu")
+    listener = tiny_runs.Listener()
+    found = train(recipe, data, device="cpu", listener=listener)
     assert (found.run, found.status, found.step) == (run, "done", 12)
     assert [entry.image for entry in found.unreadable] == ["./photos/train/a/6.png"]
+    assert tiny_runs.warnings(listener)[-1] == (
+        "skipped 1 unreadable image of ./photos:train: ./photos/train/a/6.png (it is not an image in a known format); "
+        "`vit data ./photos` lists them all"
+    )
     assert read_config(run)["data"]["bad_images"] == "skip"
-    train(recipe, data, device="cpu")  # which is done already, as it was trained
-    assert read_config(run)["data"]["bad_images"] == "skip"
+    again = train(recipe, [*data, "data.bad_images=any"], device="cpu")  # done already, as it was trained
+    assert read_config(run)["data"]["bad_images"] == "skip" and again.unreadable == found.unreadable
+
+
+def photos_and_changes(folder: Path) -> list[str]:
+    """Write 20 photos of two classes; return the changes of a run on them."""
+    for number in range(20):
+        path = folder / "photos" / "train" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(path)
+    data = [f"data.train={folder / 'photos'}:train", "data.evaluate=null", "data.pipeline=resize(8)"]
+    return [*data, "data.workers=0", "duration=10 epochs", "checkpoint_every=2"]
+
+
+def test_images_met_before_a_stop_count_towards_too_many_after_it(tmp_path: Path) -> None:
+    """Unless they can be read by then, so that what was repaired stops nothing."""
+    changes = photos_and_changes(tmp_path)
+    photos = tmp_path / "photos" / "train"
+    stop = {4: lambda: signal.raise_signal(signal.SIGTERM)}
+    for number in (0, 2):
+        (photos / f"a/{number}.png").write_bytes(b"no image")
+    run = tmp_path / "run"
+    assert len(tiny_runs.run_tiny(run, *changes, at=stop).unreadable) == 2
+    (photos / "b/1.png").write_bytes(b"no image")
+    for _ in range(2):
+        with pytest.raises(InputError, match="^3 of 20 images of .*photos:train can't be read"):
+            tiny_runs.run_tiny(run, *changes)
+    for number in (0, 2):
+        Image.new("RGB", (8, 8)).save(photos / f"a/{number}.png")
+    found = tiny_runs.run_tiny(run, *changes)
+    assert found.status == "done" and [Path(entry.image).name for entry in found.unreadable] == ["1.png"]
+
+
+def test_a_run_resumes_without_a_removed_image_when_that_is_accepted(tmp_path: Path) -> None:
+    changes = photos_and_changes(tmp_path)
+    photos, run = tmp_path / "photos" / "train", tmp_path / "run"
+    stop = {4: lambda: signal.raise_signal(signal.SIGTERM)}
+    steps = tiny_runs.run_tiny(run, *changes, at=stop).steps
+    assert steps == 13  # 12.5 of 16 images
+    for name in ("a/0.png", "a/2.png", "b/1.png"):
+        (photos / name).unlink()
+    with pytest.raises(InputError) as error:
+        tiny_runs.run_tiny(run, *changes)
+    assert str(error.value) == (
+        f"the data has 17 images, and {run} started with 20: --accept data (accept='data' in Python) resumes with those "
+        "that are there now, --force (force=True) starts over"
+    )
+    with pytest.raises(
+        InputError, match="^--accept is 'dta'; expected data: images that were added or removed$"
+    ):
+        tiny_runs.run_tiny(run, *changes, accept="dta")
+    again = tiny_runs.Listener({8: lambda: signal.raise_signal(signal.SIGTERM)})
+    found = tiny_runs.run_tiny(run, *changes, accept=("data",), listener=again)
+    assert (again.started, found.step, found.steps) == (4, 8, steps)
+    assert {name: read_record(run)["data"][name] for name in ("images", "began_with")} == {
+        "images": 17,
+        "began_with": 20,
+    }
+    found = tiny_runs.run_tiny(run, *changes)  # what was accepted is the run's data now
+    assert (found.status, found.step) == ("done", steps)
+    (photos / "b/3.png").unlink()
+    assert tiny_runs.run_tiny(run, *changes).status == "done"  # a finished run needs no data
+    assert tiny_runs.run_tiny(run, *changes, force=True).steps == 10
+
+
+def test_other_classes_are_refused_even_where_data_may_change(tmp_path: Path) -> None:
+    changes = photos_and_changes(tmp_path)
+    run = tmp_path / "run"
+    tiny_runs.run_tiny(run, *changes, at={4: lambda: signal.raise_signal(signal.SIGTERM)})
+    (tmp_path / "photos/train/c").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos/train/c/new.png")
+    with pytest.raises(InputError) as error:
+        tiny_runs.run_tiny(run, *changes, accept="data")
+    assert str(error.value) == (
+        f"the classes of the data are not what {run} started with: 2 then, 3 now; put the data back, start over with "
+        "--force, or choose another --run"
+    )
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from tests.pytorch_data import Digits
 from tests.training import tiny_runs
 from vitkit import train
 from vitkit.errors import InputError
@@ -79,7 +80,7 @@ def test_settings_that_leave_weights_alone_may_change(trained: Path, tmp_path: P
         ("model.width=32", "model settings don't fit the weights of .*: size mismatch for .*"),
         ("model.layer_scale=0.1", "model settings don't fit the weights of .*"),
         ("model.droput=0.1", "unknown setting 'droput' in model; did you mean 'dropout' or .*"),
-        ("model.num_classes=5", "num_classes in model differs from the data's 10 classes: leave it out"),
+        ("model.num_classes=5", "num_classes in model differs from the data's 10 classes: remove it"),
     ],
 )
 def test_settings_that_do_not_fit_the_weights(
@@ -94,7 +95,7 @@ def test_settings_that_do_not_fit_the_weights(
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         tiny_runs.run_tiny(tmp_path / "run", "model.image_size=16")
-    assert str(error.value) == "the pipeline gives images of 8x8, the model takes 16x16: make them equal"
+    assert str(error.value) == "the pipeline gives images of 8x8, but the model takes 16x16: make them equal"
 
 
 def test_preprocessing_is_the_trained_models(trained: Path) -> None:
@@ -111,8 +112,7 @@ def test_what_a_run_says_before_it_starts(tmp_path: Path) -> None:
     answer = tiny_runs.run_tiny(tmp_path / "run", listener=listener)
     said = "\n".join(listener.notes)
     for words in (
-        "128 images, 10 classes",
-        "12 steps of 16 images",
+        "128 images, 10 classes; 12 steps of 16 images",
         "parameters",
         "exaFLOPs",
         "estimated time",
@@ -128,7 +128,7 @@ def test_what_a_run_says_before_it_starts(tmp_path: Path) -> None:
     }  # fmt: skip
     assert json.dumps(answer.to_json(), allow_nan=False)
     kinds = [kind_of(note) for note in listener.notes]
-    assert kinds == ["data", "protocol", "warning", "estimate", "advice"]
+    assert kinds == ["estimate", "advice", "warning", "summary"]
 
 
 def test_where_runs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_without_its_package_a_tracker_is_one_line(tmp_path: Path, monkeypatch: 
     listener = tiny_runs.Listener()
     tiny_runs.run_tiny(tmp_path / "run", "track=[tensorboard, wandb]", "duration=2", listener=listener)
     for name in ("tensorboard", "wandb"):
-        line = f'{name} is not installed: pip install "vitkit[track]"; metrics go to metrics.jsonl'
+        line = f'{name} is not installed: pip install "vitkit[track]"; metrics are only in metrics.jsonl'
         assert line in listener.notes
 
 
@@ -220,13 +220,16 @@ def test_changed_data_is_no_longer_the_runs(tmp_path: Path) -> None:
     run, stop = tmp_path / "run", {2: lambda: signal.raise_signal(signal.SIGTERM)}
     tiny_runs.run_tiny(run, *settings, at=stop)
     (tmp_path / "photos" / "a").rename(tmp_path / "photos" / "c")
-    with pytest.raises(InputError, match="not what .* began with: its classes have other names now"):
+    with pytest.raises(
+        InputError, match="not what .* started with: they have other names; put the data back"
+    ):
         tiny_runs.run_tiny(run, *settings)
     (tmp_path / "photos" / "c").rename(tmp_path / "photos" / "a")
-    assert tiny_runs.run_tiny(run, *settings).status == "done"
-    (tmp_path / "photos" / "a" / "0.png").unlink()
-    with pytest.raises(InputError, match="8 images of 2 classes then, 7 images of 2 classes now"):
+    (tmp_path / "photos" / "a" / "0.png").rename(tmp_path / "0.png")
+    with pytest.raises(InputError, match="the data has 7 images, and .*run started with 8: --accept data"):
         tiny_runs.run_tiny(run, *settings)
+    (tmp_path / "0.png").rename(tmp_path / "photos" / "a" / "0.png")
+    assert tiny_runs.run_tiny(run, *settings).status == "done"
     (tmp_path / "photos").rename(tmp_path / "away")
     with pytest.raises(InputError, match="no such"):
         tiny_runs.run_tiny(run, *settings)
@@ -243,19 +246,19 @@ def test_a_run_says_which_model_it_is_and_what_may_surprise(tmp_path: Path) -> N
     assert len([note for note in listener.notes if kind_of(note) == "warning"]) == 4
     assert re.search(r"^Ti/16 \(.*patch 3.*\) on digits", said, re.MULTILINE)
     assert (
-        "the average of weights reaches back about 1,000 steps, the run has 2: the average will lag behind; average=null trains without"
+        "the average of the weights spans about 1,000 steps and the run has 2, so the average will lag behind; average=null turns it off"
         in said
     )
-    assert "frozen.neighbours is read by knn, which frozen.evaluators doesn't ask for" in said
-    assert re.search(r"patches of 3 cover 6x6 of the 8x8 pixels: the rest is not read", said)
-    assert "randaugment(layers=1,magnitude=10.0) leaves nothing of 19% of these images" in said
+    assert "frozen.neighbours has no effect without knn in frozen.evaluators" in said
+    assert re.search(r"patches of 3 cover 6x6 of the 8x8 pixels; the rest is ignored", said)
+    assert "randaugment(layers=1,magnitude=10.0) erases 19% of these images completely" in said
 
 
 @pytest.mark.parametrize(("steps", "advised"), [(25_000, "0.9996"), (1000, "0.99"), (20, "0.5")])
 def test_advice_on_averaging_can_be_followed(steps: int, advised: str) -> None:
     parts: Any = types.SimpleNamespace(periods=types.SimpleNamespace(total=steps))
     said = next(estimate._surprises(resolve("digits", ["average=0.9999"]), parts))
-    assert said.endswith(f"average={advised} reaches back a tenth of it")
+    assert said.endswith(f"average={advised} spans a tenth of it")
     assert resolve("digits", [f"average={advised}"]).average == float(advised)
 
 
@@ -286,7 +289,7 @@ def test_a_tracker_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     listener = tiny_runs.Listener()
     result = tiny_runs.run_tiny(tmp_path / "run", "track=wandb", "duration=2", listener=listener)
     assert result.status == "done"
-    assert "wandb can't be used: No API key configured.; metrics go to metrics.jsonl" in listener.notes
+    assert "wandb can't be used: No API key configured.; metrics are only in metrics.jsonl" in listener.notes
 
 
 @pytest.mark.slow
@@ -296,3 +299,42 @@ def test_the_command_stays_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", ["vit", "train", "runs/run"])
     tiny_runs.run_tiny(tmp_path / "run")
     assert read_record(tmp_path / "run")["command"] == "vit train tiny 'name=a b'"
+
+
+def test_pytorch_data_sets_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny_runs.write_recipe(tmp_path, tiny_runs.RECIPE)
+    test = Digits("digits:test[:65]")
+    changes = ["duration=2", "average=null", "data.workers=0", "data.pipeline=resize(8)"]
+
+    def result(data: Digits) -> Any:
+        return train(recipe, changes, data=data, evaluate=test, device="cpu")
+
+    first = result(Digits("digits:train[:128]"))
+    config = (Path(first.run) / "config.yaml").read_text()
+    assert re.search(r"train: torch:Digits-[0-9a-f]{8}\n", config)
+    assert re.search(r"evaluate: torch:Digits-[0-9a-f]{8}\n", config)
+    assert first.status == "done" and first.classes == 10
+    assert vitkit.load(first.run, device="cpu").class_names == tuple("0123456789")
+    assert result(Digits("digits:train[:128]")).run == first.run, "the same images are the same run"
+    assert result(Digits("digits:train[1:129]")).run != first.run
+    with pytest.raises(InputError, match="^torch:Digits-.* opens in Python alone: give the data set itself"):
+        train(first.run, device="cpu")
+
+
+def test_the_model_card_says_how_the_run_came_about(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tiny_runs.run_tiny(run)
+    lines = read_metrics(run)
+    measured = {line["step"]: line for line in lines if "test/accuracy" in line}
+    best = read_record(run)["best"]
+
+    def facts(name: str) -> list[str]:
+        text = (run / name / "README.md").read_text()
+        return [line for line in text.splitlines() if line.startswith(("- Trained", "- Measured"))]
+
+    trained = "- Trained on `digits:train[:128]`, 128 images, from scratch."
+    split = "digits:test[:65], 65 images"
+    assert facts("model") == [trained, f"- Measured: accuracy {best['value']:.2%} on {split}."]
+    last = measured[max(measured)]["test/accuracy"]  # not that of the average, which model/ holds
+    assert facts("model-last") == [trained, f"- Measured: accuracy {last:.2%} on {split}."]

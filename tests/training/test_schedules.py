@@ -161,17 +161,17 @@ def test_a_run_of_warmup_alone() -> None:
     ("settings", "message"),
     [
         ({"name": "poly"}, "schedule is 'poly'; expected one of cosine, linear, rsqrt, step, constant"),
-        ({"timescale": 5}, "timescale has no meaning for schedule 'cosine': leave it out"),
-        ({"name": "rsqrt", "end": 1e-5}, "end has no meaning for schedule 'rsqrt': leave it out"),
+        ({"timescale": 5}, "timescale does not apply to schedule 'cosine': remove it"),
+        ({"name": "rsqrt", "end": 1e-5}, "end does not apply to schedule 'rsqrt': remove it"),
         (
             {"name": "constant", "cooldown": 5},
-            "cooldown has no meaning for schedule 'constant': leave it out",
+            "cooldown does not apply to schedule 'constant': remove it",
         ),
-        ({"drops": (5,)}, "drops has no meaning for schedule 'cosine': leave it out"),
+        ({"drops": (5,)}, "drops does not apply to schedule 'cosine': remove it"),
         ({"warmup_from": -1.0}, "warmup_from must be at least 0, not -1"),
         (
             {"warmup_inside": True},
-            "warmup_inside has no meaning without a warm-up: set warmup, or leave it out",
+            "warmup_inside does not apply without a warm-up: set warmup, or remove it",
         ),
         ({"end": float("nan")}, "end must be at least 0, not nan"),
         ({"name": "rsqrt", "timescale": 0}, "timescale must be above 0, not 0"),
@@ -269,7 +269,7 @@ def test_anything_else_is_refused(text: Any) -> None:
 def test_a_share_is_of_the_run() -> None:
     with pytest.raises(InputError, match=r"^warmup is '101%'; a share of the run is at most 100%$"):
         parse_duration("101%", 97, 1000, "warmup")
-    expected = r"^a duration is '5%'; the length of a run is given in steps or epochs$"
+    expected = r"^a duration is '5%'; the length of a run must be in steps or epochs$"
     with pytest.raises(InputError, match=expected):
         parse_duration("5%", 97)
 

@@ -62,7 +62,7 @@ class Listener:
 def warnings(listener: Listener) -> list[str]:
     """Return what a run warned of, apart from the tiny recipe's average, which is long for so few steps."""
     return [
-        note for note in listener.notes if kind_of(note) == "warning" and "average of weights" not in note
+        note for note in listener.notes if kind_of(note) == "warning" and "average of the weights" not in note
     ]
 
 

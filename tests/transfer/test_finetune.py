@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from tests.pytorch_data import Digits
 from vitkit.cli.finetune import print_result
 from vitkit.costs import cost_of
 from vitkit.data.sources.folder import open_folder
@@ -27,13 +28,17 @@ from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features
+from vitkit.evaluation.measured import measure
+from vitkit.evaluation.metrics import calibration_error
 from vitkit.evaluation.probe import Probe
+from vitkit.evaluation.temperature import fit_temperature
+from vitkit.files import digest
 from vitkit.notes import Note, kind_of
+from vitkit.progress import Silent
 from vitkit.results import from_json
 from vitkit.runs import RunFolder, read_config, read_metrics
 from vitkit.runs.reading import read_runs
 from vitkit.training.estimate import SHARE, time_in_words
-from vitkit.training.log import Silent
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
     FinetuneResult,
@@ -41,10 +46,11 @@ from vitkit.transfer.finetune import (
     TriedRate,
     choose_rate,
     finetune,
-    settle_steps,
 )
 from vitkit.transfer.head import FittedHead, fit_head
+from vitkit.transfer.outlook import Pace
 from vitkit.transfer.plan import make_plan
+from vitkit.weights.folder import FILES
 from vitkit.weights.load import LoadedModel, read_model
 
 TINY = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 16, "patch": 4, "image_size": 8}
@@ -84,6 +90,44 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sweep"),
+    [([], None), (["head_first=false"], None), pytest.param([], "lr", marks=pytest.mark.slow)],
+)
+def test_a_class_of_one_image_and_an_empty_one_stop_nothing(
+    model: str, changes: list[str], sweep: str | None
+) -> None:
+    random = np.random.default_rng(0)
+    for name, count in {"a": 8, "b": 8, "rare": 1, "empty": 0}.items():
+        Path("photos", name).mkdir(parents=True)
+        for number in range(count):
+            pixels = random.integers(0, 256, (9, 9, 3), np.uint8)
+            Image.fromarray(pixels).save(Path("photos", name, f"{number}.png"))
+    result = finetune(model, "photos", [*QUICK, "image_size=8", *changes], sweep=sweep, device="cpu")
+    assert (result.status, result.train_images, result.test_images) == ("done", 13, 2)
+    assert vitkit.load(result.run, device="cpu").class_names == ("a", "b", "rare")
+
+
+def test_pytorch_data_sets_are_fine_tuned_on(model: str) -> None:
+    train, test = Digits("digits:train[:60]"), Digits("digits:test[:20]")
+    result = finetune(model, train, [*QUICK, "image_size=8"], evaluate=test, device="cpu")
+    assert (result.status, result.train_images, result.test_images) == ("done", 60, 20)
+    assert result.request.data.startswith("torch:Digits-")
+    assert vitkit.evaluate(result.run, test, device="cpu").accuracy == result.accuracy
+    again = finetune(model, train, [*QUICK, "image_size=8"], evaluate=test, device="cpu")
+    assert again == result
+    with pytest.raises(
+        InputError, match=r"no images to report on \(its splits: none\): .*evaluate= in Python"
+    ):
+        finetune(model, train, QUICK, device="cpu")
+
+
+def test_what_is_reported_on_may_be_given_by_name(model: str) -> None:
+    by_name = finetune(model, DATA, PAPER, evaluate="digits:val[:20]", device="cpu")
+    by_setting = finetune(model, DATA, [*PAPER, "data.evaluate=digits:val[:20]"], device="cpu")
+    assert (by_name.test_images, by_setting.run) == (20, by_name.run)
+
+
 def test_the_papers_protocol_to_the_end(model: str) -> None:
     result = finetune(model, DATA, PAPER, device="cpu")
     assert (result.status, result.protocol, result.steps, result.kept) == (
@@ -110,6 +154,62 @@ def test_the_papers_protocol_to_the_end(model: str) -> None:
     again = finetune(model, DATA, PAPER, device="cpu", listener=Noting(said))
     assert again == result
     assert said == [f"{result.run} is already finished; --force starts over"]
+
+
+def test_the_model_folder_is_calibrated_and_measured_as_it_is(tuned: FinetuneResult) -> None:
+    found, evaluation = tuned.calibration, tuned.evaluation
+    assert found is not None and evaluation is not None
+    assert (found.fitted_on, found.images) == ("digits:val", 258)
+    raw, kept = (
+        vitkit.load(path, device="cpu") for path in (Path(tuned.run, "seed-0/run/model"), Path(tuned.model))
+    )
+    logits = {}
+    for split in ("val", "test"):
+        source = vitkit.open_data(f"digits:{split}")
+        logits[split] = measure(raw.model, source, raw.preprocessing)
+    assert found.temperature == pytest.approx(fit_temperature(logits["val"].logits, logits["val"].labels))
+    assert found.error_before == pytest.approx(logits["test"].numbers().calibration_error, abs=1e-6)
+    divided = measure(kept.model, vitkit.open_data("digits:test"), kept.preprocessing)
+    np.testing.assert_allclose(
+        divided.logits, logits["test"].logits / found.temperature, rtol=1e-5, atol=1e-6
+    )
+    assert evaluation.calibration_error == pytest.approx(found.error_after) != found.error_before
+    assert evaluation.weights_sha256 == digest(Path(tuned.model, "model.safetensors"))
+    assert evaluation.model == tuned.model
+    written = json.loads(Path(tuned.model, "config.json").read_text())["vitkit"]["calibration"]
+    assert written == {**found.to_json(), "measured_on": "digits:test"}
+    card = Path(tuned.model, "README.md").read_text()
+    assert (
+        f"divided by a temperature of {found.temperature:.3g}, which was fitted on digits:val (258 images). "
+        f"The calibration error on digits:test is {found.error_after:.1%}; without it, {found.error_before:.1%}."
+    ) in card
+
+
+def test_without_images_held_out_nothing_is_fitted(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    changes = [*PAPER, "data.evaluate=digits:val"]
+    result = finetune(model, DATA, changes, run="run", device="cpu", listener=Noting(said))
+    assert result.calibration is None and result.evaluation is not None
+    assert "no temperature was fitted: no images were held out; data with a val split has some" in said
+    raw, kept = (
+        vitkit.load(path, device="cpu").model.state_dict() for path in ("runs/run/seed-0/run", result.model)
+    )
+    assert all(torch.equal(tensor, raw[name]) for name, tensor in kept.items())
+    print_result(result)
+    shown = f"{result.evaluation.calibration_error:.2%}, no temperature fitted"
+    assert shown in capsys.readouterr().out
+
+
+def test_the_table_says_what_a_temperature_did(
+    tuned: FinetuneResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_result(tuned)
+    found = tuned.calibration
+    assert found is not None
+    assert (
+        f"{found.error_after:.2%}, {found.error_before:.2%} before the head was divided by a temperature of "
+        f"{found.temperature:.3g}"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -140,26 +240,25 @@ def test_a_quick_run_is_never_worse_than_its_head_on_what_it_chooses_by(model: s
     probe = Probe().fit(train.x, train.labels)
     expected = float((probe.predict(test.x) == test.labels).mean())
     assert result.accuracy == pytest.approx(expected, abs=0.003)
+    found = result.calibration
+    assert found is not None and found.fitted_on == f"held-out images of {DATA}"
+    assert found.temperature == pytest.approx(probe.temperature_, rel=0.01)
+    right, confidence = probe.predict(test.x) == test.labels, probe.predict_proba(test.x).max(1)
+    assert found.error_after == pytest.approx(calibration_error(confidence, right), abs=0.01)
+    assert {path.name for path in Path(result.model).iterdir()} <= FILES
 
 
 @pytest.mark.slow
 def test_quick_steps_fit_the_time_and_are_kept_on_resume(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = 6.0
-    monkeypatch.setattr("vitkit.transfer.finetune.seconds_per_step", lambda *_: pace)
-    result = finetune(model, DATA, ["protocol=quick", "minutes=0.5"], run="run", device="cpu")
-    assert result.steps == 5
-    pace = 1e-9
-    plan = make_plan(model, DATA, ["protocol=quick", "minutes=0.5"], "cpu")
-    assert settle_steps(plan, Path("runs/run"), "cpu", Silent(), runs=1) == 5
+    pace = Pace(step=6.0, image=0.0)
+    monkeypatch.setattr("vitkit.transfer.outlook.measure_pace", lambda *_: pace)
     said: list[str] = []
-    pace = 6.0
-    settle_steps(plan, Path("runs/other"), "cpu", Noting(said), runs=7)
-    assert said[-1] == (
-        "estimated time: 5.7 minutes in all: 7 runs, each 19 seconds for features and 30 seconds for 5 steps "
-        "of 32 images (6 s a step, 0.5 epochs)"
-    )
-    pace = 1e-9
-    assert settle_steps(plan, Path("runs/other"), "cpu", Silent(), runs=1) == 20 * 300 // 32
+    options: dict[str, Any] = {"run": "run", "device": "cpu"}
+    changes = ["protocol=quick", "minutes=0.5"]
+    stopped = finetune(model, DATA, changes, **options, listener=StoppingLater(said, runs=1))
+    assert stopped.status == "stopped"
+    pace = Pace(step=1e-9, image=0.0)
+    assert finetune(model, DATA, changes, **options).steps == 4  # and two seconds to measure
 
 
 @pytest.mark.slow
@@ -192,17 +291,22 @@ def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     changes = [*PAPER, "head_first=true"]
     stopped = finetune(model, "digits", changes, **options, listener=StoppingLater(said, runs=2))
     assert stopped.status == "stopped"
-    times = [line for line in said if "estimated time" in line]
+    times = [line for line in said if kind_of(line) == "summary"]
     # 4 learning rates and 2 seeds, each 4 steps of 16 images, features of 1,157 and answers to 382.
     macs = cost_of(vitkit.load(model, device="cpu").model.config).macs
     seconds = 6 * 2 * macs * (3 * 4 * 16 + 1157 + 382) / (1e6 * SHARE)
-    assert times == [f"estimated time: {time_in_words(seconds)} in all on cpu: 6 runs"]
+    assert times == [
+        "tiny on digits:train: 1,157 images of 10 classes, 382 to report on in digits:test; "
+        "4 learning rates tried, then 2 seeds: each a head on features, then 4 steps of 16 images; "
+        f"about {time_in_words(seconds)} on cpu"
+    ]
     assert said.index(times[0]) < next(place for place, line in enumerate(said) if "features of" in line)
     assert sum(line.startswith("shorter: ") for line in said) == 1
     assert not any(line.startswith("cost: ") for line in said)
     said.clear()
     assert finetune(model, "digits", changes, **options, listener=Noting(said)).status == "done"
-    assert [line.rpartition(": ")[2] for line in said if "estimated time" in line] == ["5 runs"]
+    [line] = [line for line in said if kind_of(line) == "summary"]
+    assert "; 3 learning rates tried, then 2 seeds: each " in line
 
 
 @pytest.mark.slow
@@ -290,17 +394,19 @@ def test_asked_to_stop_between_runs_it_stops(model: str, when: str, monkeypatch:
 
 
 @pytest.mark.slow
-def test_an_image_of_test_that_cannot_be_read_loses_nothing(model: str, tmp_path: Path) -> None:
+def test_too_many_unreadable_images_of_test_lose_nothing(model: str, tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", ("train", "test"))
-    bad = tmp_path / "photos" / "test" / "cat" / "0.png"
-    whole = bad.read_bytes()
-    bad.write_bytes(whole[:40])
+    bad = [*(tmp_path / "photos" / "test" / "cat").iterdir()]
+    whole = [path.read_bytes() for path in bad]
+    for path in bad:
+        path.write_bytes(b"")
     with pytest.raises(
         InputError,
-        match="^cannot read .*what was trained is kept: put that right, and the same command resumes$",
+        match="can't be read, so .*what was trained is kept: put that right, and the same command resumes$",
     ):
         finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu")
-    bad.write_bytes(whole)
+    for path, content in zip(bad, whole, strict=True):
+        path.write_bytes(content)
     assert finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu").status == "done"
 
 
@@ -451,8 +557,11 @@ def test_multi_label_are_learned_without_a_head_first(
     (tmp_path / "labels.csv").write_text("path,label,split\n" + "\n".join(lines) + "\n")
     result = finetune(model, str(tmp_path / "labels.csv"), [*QUICK, "batch_size=4"], run="run", device="cpu")
     assert result.metric == "mean_average_precision"
+    found = result.calibration
+    assert found is not None and found.error_before is None and found.loss_before > 0
+    assert found.loss_after == pytest.approx(result.evaluation and result.evaluation.loss, abs=1e-5)
     print_result(result)
-    assert "results: runs/run/evaluation; model: runs/run/model" in capsys.readouterr().err.splitlines()
+    assert "model: runs/run/model; results: runs/run/evaluation" in capsys.readouterr().err.splitlines()
     with pytest.raises(InputError, match="head_first fits one label an image"):
         finetune(model, str(tmp_path / "labels.csv"), [*QUICK, "head_first=true"], run="other", device="cpu")
 
@@ -505,6 +614,12 @@ def test_a_model_and_a_source_are_taken_by_value(model: str) -> None:
     by_value = finetune(loaded, source, PAPER, run="value", device="cpu")
     assert by_value.values == by_name.values and by_value.request == by_name.request
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.model.state_dict().items())
+
+
+def test_the_model_card_says_what_was_reported(tuned: FinetuneResult, model: str) -> None:
+    lines = Path(tuned.model, "README.md").read_text().splitlines()
+    assert f"- Trained on `{DATA}`, 300 images, starting from `{model}`." in lines
+    assert f"- Measured: accuracy {tuned.accuracy:.2%} on digits:test, 382 images." in lines
 
 
 def test_a_result_reads_as_it_was_written(tuned: FinetuneResult) -> None:

@@ -24,12 +24,13 @@ from vitkit.evaluation.imagenet import WORDNET_IDS
 from vitkit.evaluation.real import RealAccuracy
 from vitkit.evaluation.run import evaluate
 from vitkit.models.names import model_config
+from vitkit.notes import kind_of
 from vitkit.transfer import suite as module
 from vitkit.transfer.finetune import HEAD_ALONE, FinetuneRequest, FinetuneResult
 from vitkit.transfer.published import ROWS, TABLE_2, TABLE_5, PublishedAccuracy, paper_size, published_columns
 from vitkit.transfer.suite import run_suite
 from vitkit.transfer.suite_data import SETS, find_root
-from vitkit.transfer.vtab.document import OverallMean, TaskRow, VtabResult
+from vitkit.transfer.vtab.document import OverallMean, TaskRow, VtabResult, VtabSettings
 
 CHANGES = ["image_size=8", "duration=2", "schedule.warmup=1", "batch_size=8"]
 TINY: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 16, "patch": 4, "image_size": 8}
@@ -107,7 +108,7 @@ class Standing:
         self.vtab: dict[str, Any] = {}
         self.vtab_asked: dict[str, Any] = {}
         monkeypatch.setattr(module, "run_finetuning", self.finetune)
-        monkeypatch.setattr(module, "vtab", self.run_vtab)
+        monkeypatch.setattr(module, "run_vtab", self.run_vtab)
 
     def finetune(self, request: FinetuneRequest, make: object, path: Path, **options: Any) -> FinetuneResult:
         self.asked.append({**request.to_json(), "run": str(path), **options})
@@ -130,10 +131,20 @@ class Standing:
             measured_on=f"{request.data}:test",
         )
 
-    def run_vtab(self, model: object, data: str, **options: Any) -> VtabResult:
-        self.vtab_asked = {"data": data, **options}
+    def run_vtab(self, model: object, asked: VtabSettings, **options: Any) -> VtabResult:
+        self.vtab_asked = {**vars(asked), **options}
         whole = VtabResult(
-            *("model", data, "vit", options["seeds"], None, None, (), "vit: 2,500 steps", options["run"]),
+            *(
+                "model",
+                asked.data,
+                "vit",
+                asked.seeds,
+                None,
+                None,
+                (),
+                "vit: 2,500 steps",
+                str(options["run"]),
+            ),
             *("done", True, (), (), 0.6, OverallMean("VTAB-1k", 0.6, 0.01, (0.59, 0.61), 19), ()),
             *(7200.0, 2.0),
         )
@@ -339,8 +350,8 @@ def test_long_runs_are_announced_before_they_start(tmp_path: Path, standing: Sta
     write_vtab(tmp_path / "data")
     listener = Notes()
     run_suite("Ti/16", "paper", "./data", device="cpu", listener=listener)
-    [line] = [line for line in listener.lines if line.startswith("estimated time")]
-    assert "days in all on cpu: pets, vtab, each 3 seeds" in line
+    [line] = [line for line in listener.lines if kind_of(line) == "summary"]
+    assert re.fullmatch(r"Ti/16 on pets, vtab, each with 3 seeds; roughly [0-9.]+ days on cpu", line)
     assert listener.lines.index(line) < listener.lines.index("pets:")
     assert standing.vtab_asked["seeds"] == 3 and standing.vtab_asked["data"] == "data/vtab"
 

@@ -238,7 +238,7 @@ def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
         f"vtab/{name}:train800val200[root={partial}]" for name in ("dtd", "pets", "kitti")
     ]
     first = finetune.calls[0]
-    assert first["changes"][-1] == f'data.evaluate="vtab/dtd:test[root={partial}]"'
+    assert first["changes"][-1] == f"data.evaluate=vtab/dtd:test[root={partial}]"
     assert (first["run"], first["seeds"]) == ("runs/mine/dtd", 1)
     assert document.status == "done"
     assert document.overall == OverallMean("mean of 3 tasks, not the official images", 0.25, None, (0.25,), 3)
@@ -506,7 +506,7 @@ def test_shapes_practises_and_is_not_compared() -> None:
     assert document.overall.name == "practice on shapes, mean of 6 tasks"
     assert {entry.group for entry in document.tasks} == {"Natural", "Specialized", "Structured"}
     assert finetune.calls[2]["data"] == "shapes:train[:1000,label=count,size=32]"
-    assert finetune.calls[2]["changes"][-1] == 'data.evaluate="shapes:test[:1000,label=count,size=32]"'
+    assert finetune.calls[2]["changes"][-1] == "data.evaluate=shapes:test[:1000,label=count,size=32]"
 
 
 def test_practice_splits_are_apart() -> None:

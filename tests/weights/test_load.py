@@ -23,7 +23,7 @@ from vitkit.models.positions import resample_table
 from vitkit.weights import google, huggingface, torchvision
 from vitkit.weights.convert import convert, save
 from vitkit.weights.files import read_tensors, write_npz
-from vitkit.weights.folder import preprocessing_in_words
+from vitkit.weights.folder import Origin, preprocessing_in_words
 from vitkit.weights.load import LoadedModel, load_model
 
 HALF = (0.5, 0.5, 0.5)
@@ -70,10 +70,10 @@ def test_a_name_alone_is_untrained() -> None:
     config = loaded.model.config
     assert (config.size, config.num_classes, config.channels) == ((48, 48), 4, 1)
     assert loaded.preprocessing == default_preprocessing(config)
-    assert loaded.notes == ("mu/16 is untrained: its weights are random, and its answers mean nothing",)
+    assert loaded.notes == ("mu/16 is untrained: its weights are random, so its predictions are meaningless",)
     assert not loaded.model.training
     assert load_model("CCT-2/3x2").notes == (
-        "CCT-2/3x2 is untrained: its weights are random, and its answers mean nothing",
+        "CCT-2/3x2 is untrained: its weights are random, so its predictions are meaningless",
     )
 
 
@@ -85,7 +85,7 @@ def test_a_file_with_and_without_its_name(name: str, ours: LoadedModel, file: Pa
         assert loaded.name == "mu/16"
         assert not loaded.model.training
         assert loaded.notes == (
-            "preprocessing, which weights.safetensors doesn't state: shorter side resized to 35, "
+            "weights.safetensors doesn't state its preprocessing; assuming: shorter side resized to 35, "
             "centre crop 32x32, bicubic, mean 0.5, std 0.5",
         )
 
@@ -123,16 +123,18 @@ def test_runs(ours: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert_weights(load_model(run), ours)
     assert_weights(load_model(f"{run}@last"), last)
     assert_weights(load_model(run / "model-last"), last)
-    assert message(f"{run}@best") == f"'{run}@best': a run has its best model (no @) and @last, not @best"
+    assert (
+        message(f"{run}@best") == f"'{run}@best': a run has only its best model (no @) and @last, not @best"
+    )
     shutil.rmtree(run / "model-last")
     assert message(f"{run}@last") == f"no such file or folder: {run / 'model-last'}"
     shutil.rmtree(run / "model")
-    assert message(run) == f"{run} is no model folder: it has no config.json"
+    assert message(run) == f"{run} is not a model folder: it has no config.json"
     for name in ("run.json", "config.yaml"):
         (run / name).write_text("")
-    assert message(run) == f"{run} is a run without a model yet: `vit train {run}` goes on"
+    assert message(run) == f"{run} is a run without a model yet: `vit train {run}` resumes it"
     save(last, run / "model-last")
-    assert message(run).endswith(f"goes on; {run}@last has its weights as they are")
+    assert message(run).endswith(f"resumes it; {run}@last has its latest weights")
     assert load_model(f"{run}@last").name == "mu/16"
     monkeypatch.chdir(tmp_path)
     assert message("runs/second") == "no such file or folder: runs/second"
@@ -164,10 +166,10 @@ def test_the_last_weights_of_a_fine_tuning_are_its_first_seeds(ours: LoadedModel
         ("./missing", "no such file or folder: ./missing"),
         ("B/16@missing.npz", "no such file: missing.npz"),
         ("B/16@./missing", "no such file: ./missing"),
-        ("B/16@augreg_in21", "no file and no public weights 'augreg_in21' for B/16; did you mean 'augreg_in21k'"),
-        ("B/16@", "no file and no public weights '' for B/16; it has augreg_in21k_ft_in1k, "),
+        ("B/16@augreg_in21", "'augreg_in21' is neither a file nor public weights of B/16; did you mean 'augreg_in21k'"),
+        ("B/16@", "'' is neither a file nor public weights of B/16; its tags are augreg_in21k_ft_in1k, "),
         ("mu/16@pretrained", "no public weights are known for mu/16; `vit models --weights` lists them all"),
-        ("H/14@pretrained", "no file and no public weights 'pretrained' for H/14; it has mae"),
+        ("H/14@pretrained", "'pretrained' is neither a file nor public weights of H/14; its tags are mae"),
         ("x" * 5000, "unknown model"),
         ("mu/16@" + "x" * 5000, "no public weights are known for mu/16"),
         ("~nobody-by-this-name/x.npz", "no such file or folder: ~nobody-by-this-name/x.npz"),
@@ -180,17 +182,17 @@ def test_what_is_not_there(spec: str, expected: str) -> None:
 
 
 def test_the_file_must_be_the_named_model(file: Path) -> None:
-    assert message(f"Ti/16@{file}") == f"{file}: the file's model has width 32, the named one 192"
-    assert message(f"mu/8@{file}") == f"{file}: the file's model has patch 16, the named one 8"
-    assert message(f"BiT-R50x1@{file}") == f"{file}: the file holds a ViT, the name means a ResNet"
-    assert message(f"R+Ti/16@{file}") == f"{file}: the file holds a ViT, the name means a Hybrid"
+    assert message(f"Ti/16@{file}") == f"{file}: the file's model has width 32, but the named one has 192"
+    assert message(f"mu/8@{file}") == f"{file}: the file's model has patch 16, but the named one has 8"
+    assert message(f"BiT-R50x1@{file}") == f"{file}: the file holds a ViT, but the name means a ResNet"
+    assert message(f"R+Ti/16@{file}") == f"{file}: the file holds a ViT, but the name means a Hybrid"
 
 
 @pytest.mark.parametrize("target", ["ours.npz", "folder"])
 def test_what_we_wrote_must_be_the_named_model_too(target: str, ours: LoadedModel, tmp_path: Path) -> None:
     save(ours, tmp_path / target, "npz" if target.endswith(".npz") else "vitkit")
     assert_weights(load_model(f"mu/16@{tmp_path / target}"), ours)
-    assert "the file's model has width 32, the named one 192" in message(f"Ti/16@{tmp_path / target}")
+    assert "the file's model has width 32, but the named one has 192" in message(f"Ti/16@{tmp_path / target}")
 
 
 @pytest.mark.parametrize("name", ["R+Ti/16", "BiT-R26x1", "CCT-2/3x2", "CVT-2/4"])
@@ -218,10 +220,10 @@ def test_tensors_without_use(ours: LoadedModel, tmp_path: Path) -> None:
         {**ours.model.state_dict(), "head_dist.weight": torch.ones(3), "mask_token": torch.ones(1)}, path
     )
     assert message(path) == (
-        f"{path}: 2 tensors that the model has no use for: head_dist.weight, mask_token; "
-        "accept them by name or pattern: --accept 'NAME*' (accept=[...] in Python)"
+        f"{path}: unused tensors (2): head_dist.weight, mask_token; "
+        "to load anyway, accept them by name or pattern: --accept 'NAME*' (accept=[...] in Python)"
     )
-    assert "1 tensors that the model has no use for: mask_token; " in message(path, accept=["head_*"])
+    assert "unused tensors (1): mask_token; " in message(path, accept=["head_*"])
     assert_weights(load_model(path, accept=["head_*", "mask_token"]), ours)
     assert_weights(load_model(path, accept=["*"]), ours)
 
@@ -236,12 +238,12 @@ def test_missing_tensors(ours: LoadedModel, tmp_path: Path) -> None:
     state = ours.model.state_dict()
     save_file({name: state[name] for name in state if not name.startswith("blocks.0.mlp.fc2")}, path)
     assert message(path) == (
-        f"{path}: 2 tensors of the model missing: blocks.0.mlp.fc2.weight, blocks.0.mlp.fc2.bias; "
-        "accept them by name or pattern: --accept 'NAME*' (accept=[...] in Python)"
+        f"{path}: missing tensors (2): blocks.0.mlp.fc2.weight, blocks.0.mlp.fc2.bias; "
+        "to load anyway, accept them by name or pattern: --accept 'NAME*' (accept=[...] in Python)"
     )
     loaded = load_model(path, accept=["blocks.*.mlp.*"])
     assert loaded.notes[-1] == (
-        "freshly initialised, not in less.safetensors: blocks.0.mlp.fc2.weight, blocks.0.mlp.fc2.bias"
+        "not in less.safetensors, so randomly initialised: blocks.0.mlp.fc2.weight, blocks.0.mlp.fc2.bias"
     )
     fresh = loaded.model.state_dict()
     assert fresh.pop("blocks.0.mlp.fc2.weight").std() > 0
@@ -255,18 +257,18 @@ def test_both_at_once_and_many(ours: LoadedModel, tmp_path: Path) -> None:
     state = {name.replace("norm.weight", "norm.gamma"): t for name, t in ours.model.state_dict().items()}
     save_file({**state, **extra}, path)
     text = message(path)
-    assert "31 tensors that the model has no use for: extra.0, " in text
-    assert " and 11 more; 1 tensors of the model missing: norm.weight; accept them" in text
+    assert "unused tensors (31): extra.0, " in text
+    assert " and 11 more; missing tensors (1): norm.weight; to load anyway, accept them" in text
 
 
 def test_a_missing_position_table_is_missing(ours: LoadedModel, tmp_path: Path) -> None:
     """Models without positions exist, but their config says so."""
     state = {name: tensor for name, tensor in ours.model.state_dict().items() if name != "pos_embed"}
     save_file(state, tmp_path / "timm.safetensors")
-    assert "1 tensors of the model missing: pos_embed; " in message(tmp_path / "timm.safetensors")
+    assert "missing tensors (1): pos_embed; " in message(tmp_path / "timm.safetensors")
     old = google.write(ours.model.config, state)
     write_npz(tmp_path / "old.npz", old)
-    assert "1 tensors of the model missing: pos_embed; " in message(tmp_path / "old.npz")
+    assert "missing tensors (1): pos_embed; " in message(tmp_path / "old.npz")
 
 
 def test_an_incomplete_group_of_tensors(ours: LoadedModel, tmp_path: Path) -> None:
@@ -275,7 +277,7 @@ def test_an_incomplete_group_of_tensors(ours: LoadedModel, tmp_path: Path) -> No
     write_npz(tmp_path / "x.npz", {name: tensor for name, tensor in theirs.items() if name != key})
     linen = key.replace("_1/", "_0/")
     assert message(tmp_path / "x.npz") == (
-        f"{tmp_path / 'x.npz'}: tensor {linen} is missing, though {linen.replace('key', 'query')} is there"
+        f"{tmp_path / 'x.npz'}: tensor {linen} is missing, although {linen.replace('key', 'query')} is present"
     )
 
 
@@ -410,11 +412,11 @@ def test_tables_of_grids_that_are_not_square(layout: str, tmp_path: Path) -> Non
     ours = tiny(image_size=(32, 48))
     path = in_layout(layout, ours, tmp_path)
     assert message(path) == (
-        f"{path}: the position table has 7 rows, which is no square grid; give the image size it was made for"
+        f"{path}: the position table has 7 rows, which is not a square grid; give the image size that it was made for"
     )
     assert_weights(load_model(path, image_size=(32, 48)), ours)
     assert load_model(path, image_size=(32, 48)).model.config.size == (32, 48)
-    assert "no square grid" in message(path, image_size=(64, 64))
+    assert "not a square grid" in message(path, image_size=(64, 64))
 
 
 def test_a_square_table_is_taken_as_square(tmp_path: Path) -> None:
@@ -482,7 +484,7 @@ def test_sidecars(ours: LoadedModel, tmp_path: Path) -> None:
     assert bare.preprocessing == Preprocessing((32, 32), None, "bilinear", HALF, HALF)
     assert bare.class_names is None
     assert bare.notes == (
-        "preprocessing, which x.npz doesn't state: the whole image resized to 32x32, bilinear, mean 0.5, std 0.5",
+        "x.npz doesn't state its preprocessing; assuming: the whole image resized to 32x32, bilinear, mean 0.5, std 0.5",
     )
 
 
@@ -592,6 +594,31 @@ def test_saved_models_are_plain_files(ours: LoadedModel, tmp_path: Path) -> None
     assert "3 classes (ant, bee, cat); images of 32x32 pixels, 3 channels." in card
 
 
+def test_a_card_says_where_a_model_comes_from(ours: LoadedModel, tmp_path: Path) -> None:
+    def facts(**options: Any) -> list[str]:
+        save(ours, tmp_path / "model", force=True, **options)
+        lines = (tmp_path / "model" / "README.md").read_text().splitlines()
+        return [line for line in lines if line.startswith("- ")]
+
+    made = f"- Made with vitkit {vitkit.__version__}"
+    assert facts() == [f"{made}."]
+    weights = "- Weights of `B/16@augreg_in21k` (licence: apache-2.0)."
+    assert facts(origin=Origin("B/16@augreg_in21k")) == [weights, f"{made}."]
+    assert facts(origin=Origin("vit_base_patch16_224.mae"))[0].endswith("(licence: cc-by-nc-4.0).")
+    assert facts(origin=Origin("B/16@weights.npz"))[0] == "- Weights of `B/16@weights.npz`."
+    command = "vit finetune S/16@pretrained ./photos --run photos"
+    whole = Origin(
+        "S/16@pretrained", "./photos:train", 1200, "accuracy 97.33% on ./photos:test, 150 images", command
+    )
+    assert facts(origin=whole) == [
+        "- Trained on `./photos:train`, 1,200 images, starting from `S/16@pretrained` (licence: apache-2.0).",
+        "- Measured: accuracy 97.33% on ./photos:test, 150 images.",
+        f"{made}: `{command}`",
+    ]
+    scratch = Origin(data="a\nb", images=9, command="ipykernel_launcher.py -f x.json")
+    assert facts(origin=scratch) == ["- Trained on `a\\nb`, 9 images, from scratch.", f"{made}."]
+
+
 def test_positions_of_every_kind_survive_a_folder(tmp_path: Path) -> None:
     kinds: list[dict[str, Any]] = [
         {"positions": kind} for kind in ("none", "learned", "learned_2d", "sincos_2d", "relative")
@@ -650,7 +677,7 @@ def test_a_mean_behind_a_class_token_is_told_by_its_norm(tmp_path: Path) -> None
 def test_a_compact_name_fixes_its_pool(tmp_path: Path) -> None:
     save_file(vitkit.create_model("ViT-Lite-2/4").state_dict(), tmp_path / "lite.safetensors")
     assert message(f"CVT-2/4@{tmp_path}/lite.safetensors").endswith(
-        "the file's model has pool 'token', the named one 'seqpool'"
+        "the file's model has pool 'token', but the named one has 'seqpool'"
     )
 
 
@@ -680,7 +707,9 @@ def test_the_words_of_an_input_that_is_not_square(file: Path) -> None:
 
 @pytest.mark.parametrize("size", ["64", 32.0, (1, 2, 3), True])
 def test_an_image_size_is_pixels(size: Any) -> None:
-    with pytest.raises(InputError, match="an image size is .*; expected pixels, or height and width"):
+    with pytest.raises(
+        InputError, match="image size is .*; expected a number of pixels, or height and width"
+    ):
         vitkit.create_model("mu/16").set_image_size(size)
     model = vitkit.create_model("mu/16")
     model.set_image_size([48, 64])  # type: ignore[arg-type]

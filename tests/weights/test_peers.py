@@ -148,6 +148,21 @@ def test_timm_vit_folder(variant: str, tmp_path: Path) -> None:
     assert load_model(tmp_path / "ours").model.config == ours.config
 
 
+@pytest.mark.parametrize("variant", TIMM_VITS)
+def test_tokens_and_heads_are_timms(variant: str, tmp_path: Path) -> None:
+    theirs = timm_tiny(**TIMM_VITS[variant][0])
+    arguments = {**TINY, **TIMM_VITS[variant][0]}
+    timm.models.save_for_hf(theirs, tmp_path / "timm", model_args=arguments, safe_serialization=True)
+    ours, theirs = load_model(tmp_path / "timm").model.double(), theirs.double()
+    images = images_for(ours.config).double()
+    tokens = ours.forward_features(images)
+    assert tokens.ndim == 3
+    torch.testing.assert_close(tokens, theirs.forward_features(images), atol=1e-10, rtol=0)
+    for pre_logits in (False, True):
+        found, expected = (model.forward_head(tokens, pre_logits=pre_logits) for model in (ours, theirs))
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
 def test_a_bare_timm_file(tmp_path: Path) -> None:
     settings = dict(embed_dim=32, depth=1, num_heads=2, img_size=32, num_classes=7)  # mu/16
     theirs = randomize(timm.create_model("vit_base_patch16_224", **settings))
@@ -339,13 +354,13 @@ def test_what_timm_has_no_place_for(settings: dict[str, Any], reason: str | None
     save(ours, tmp_path / "folder")
     document = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert document.keys() == {"vitkit"}
-    assert "opens with vitkit alone" in (tmp_path / "folder" / "README.md").read_text()
+    assert "only vitkit opens this folder" in (tmp_path / "folder" / "README.md").read_text()
     assert_same(load_model(tmp_path / "folder").model, ours.model, images_for(ours.model.config))
     expected = (
         f"timm has no such model: {reason}"
         if reason
-        else "timm computes norm_epsilon 1e-06 for 1e-05, so its logits would differ; "
-        "--accept numerics writes it anyway"
+        else "timm uses norm_epsilon 1e-06 instead of 1e-05, so its logits would differ; "
+        "to write it anyway, use --accept numerics"
     )
     with pytest.raises(InputError) as error:
         save(ours, tmp_path / "timm", "timm")
@@ -635,17 +650,17 @@ PEERS_LACK = {
     "torchvision": [
         ("mu/16", {"pool": "map"}, "its ViT reads the normalised class token and has no registers"),
         ("mu/16", {"channels": 1}, "its images have three channels"),
-        ("mu/16", {"image_size": (32, 48)}, "its images are squares of whole patches"),
-        ("mu/16", {"image_size": 40}, "its images are squares of whole patches"),
-        ("mu/16", {"num_classes": 0}, "its ViT has a head"),
+        ("mu/16", {"image_size": (32, 48)}, "its images are square, with a whole number of patches"),
+        ("mu/16", {"image_size": 40}, "its images are square, with a whole number of patches"),
+        ("mu/16", {"num_classes": 0}, "its ViT always has a head"),
         ("R+Ti/16", {}, "it has plain ViTs only"),
         ("BiT-R50x1", {"units": (1,)}, "it has plain ViTs only"),
     ],
     "npz": [
-        ("mu/16", {"registers": 1}, "its ViT has no registers, no LayerScale, and its last norm before the pool"),
-        ("mu/16", {"final_norm": "pooled"}, "its ViT has no registers, no LayerScale, and its last norm before the pool"),
+        ("mu/16", {"registers": 1}, "its ViT has no registers and no LayerScale, and its last norm comes before the pool"),
+        ("mu/16", {"final_norm": "pooled"}, "its ViT has no registers and no LayerScale, and its last norm comes before the pool"),
         ("mu/16", {"positions": "relative"}, "its ViT has no positions 'relative' at 'stem'"),
-        ("mu/16", {"pool": "mean", "class_token": True}, "its ViT has a class token for pool 'token' alone, and no pool 'mean' like this one"),
+        ("mu/16", {"pool": "mean", "class_token": True}, "its ViT has a class token only for pool 'token', and no pool 'mean' like this one"),
         ("R+Ti/16", {"pool": "map"}, "its hybrids have learned positions with a row for the class token, and no MAP head"),
     ],
 }  # fmt: skip
@@ -675,8 +690,8 @@ def test_numerics_that_a_peer_can_not_represent(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         save(ours, tmp_path / "out.pth", "torchvision")
     assert str(error.value) == (
-        "torchvision computes gelu erf for tanh, norm_epsilon 1e-06 for 1e-12, so its logits would differ; "
-        "--accept numerics writes it anyway"
+        "torchvision uses gelu erf instead of tanh, norm_epsilon 1e-06 instead of 1e-12, so its logits would differ; "
+        "to write it anyway, use --accept numerics"
     )
     assert list(tmp_path.iterdir()) == []
     save(ours, tmp_path / "out.pth", "torchvision", accept=["numerics"])
@@ -701,7 +716,7 @@ def test_googles_bit_has_its_own_epsilon(tmp_path: Path) -> None:
     config = load_model(file).model.config
     assert_settings(load_model(file).model, {"standardization_epsilon": 1e-10, "group_norm_epsilon": 1e-5})
     assert isinstance(config, ResNetConfig)
-    for to, peer in (("timm", "timm has no such model"), ("hf", "transformers computes")):
+    for to, peer in (("timm", "timm has no such model"), ("hf", "transformers uses")):
         with pytest.raises(InputError, match=peer):
             convert(file, tmp_path / "out", to)
     suffixed = tmp_path / "suffixed.npz"

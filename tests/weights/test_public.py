@@ -100,7 +100,7 @@ def test_finding_a_row() -> None:
     with pytest.raises(InputError) as error:
         find_weights("B/16", "augreg_in21")
     assert str(error.value).startswith(
-        "no file and no public weights 'augreg_in21' for B/16; did you mean 'augreg_in21k'"
+        "'augreg_in21' is neither a file nor public weights of B/16; did you mean 'augreg_in21k'"
     )
 
 
@@ -249,7 +249,9 @@ def test_weights_are_fetched_once_and_then_found_offline(
     )
     assert plain[0] == 0  # a plain name has no need of the hub's library
     assert missing[:2] == ("2, hub", "")
-    assert missing[2].splitlines()[-1].startswith("error: nobody/nothing could not be fetched from the hub: ")
+    assert (
+        missing[2].splitlines()[-1].startswith("error: nobody/nothing could not be downloaded from the hub: ")
+    )
 
     announcement = f"weights: {ROW.hub_id} from the Hugging Face hub, 23 MB, licence apache-2.0\n"
     assert (first[0], first[2]) == ("0, hub", announcement)
@@ -315,7 +317,7 @@ def test_a_failed_download_is_one_line(error: Exception, monkeypatch: pytest.Mon
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     with pytest.raises(InputError) as raised:
         load_model("Ti/16@pretrained", announce=lambda line: None)
-    assert str(raised.value).startswith(f"{ROW.hub_id} could not be fetched from the hub: ")
+    assert str(raised.value).startswith(f"{ROW.hub_id} could not be downloaded from the hub: ")
     assert "\n" not in str(raised.value)
 
 

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from inspect import cleandoc
 from typing import Annotated, Any, TextIO, cast
 
 import typer
@@ -90,6 +91,24 @@ class Verb(TyperCommand):
             raise InputError(f"unexpected argument {surplus[0]!r}; if you used a pattern, quote it")
         return surplus
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
+        return ["[OPTIONS]", *map(argument_in_usage, arguments)]
+
+
+def argument_in_usage(argument: Any) -> str:
+    """Return an argument as a usage line has it: [IMAGE]... for several that may be left out."""
+    name = str(argument.metavar or argument.name.upper())
+    if name.startswith("["):  # says so itself
+        return name
+    several = "" if argument.nargs == 1 or name.endswith("...") else "..."
+    return f"{name}{several}" if argument.required else f"[{name}]{several}"
+
+
+def in_paragraphs(text: str | None) -> str:
+    """Return a docstring with one line for each paragraph, for the terminal to wrap."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(text or "").split("\n\n"))
+
 
 app = typer.Typer(
     cls=Verbs,
@@ -100,7 +119,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name, verb in VERBS.items():
-    app.command(name, cls=Verb)(verb)
+    app.command(name, cls=Verb, help=in_paragraphs(verb.__doc__))(verb)
 
 
 def print_version(asked: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from vitkit.cli.options import Json, Overwrite
 from vitkit.cli.output import note, print_json, print_line, print_table
-from vitkit.cli.progress import progress_bar
+from vitkit.progress import progress_bar
 
 if TYPE_CHECKING:
     from vitkit.data.report import Comparison, DataReport, Duplicates, Match, NamedImage, SplitReport
@@ -36,7 +36,7 @@ def data(
 
     Every image is decoded. Images with the same pixels are copies, whatever their files.
     Copies in two splits are found even if DATA names one split.
-    The exit status is 1 when an image can't be read or a split can't be opened, else 0.
+    The exit status is 1 when a split can't be opened, else 0.
     """
     from vitkit.data.report import describe_data as examine
 
@@ -52,8 +52,10 @@ def data(
     for fault in report.faults:
         note(f"can't be opened: {fault}")
     if count := report.num_unreadable:
-        note(f"{count:,} {'image' if count == 1 else 'images'} can't be read")
-    if count or report.faults:
+        note(
+            f"{count:,} {'image' if count == 1 else 'images'} can't be read; other commands skip such images"
+        )
+    if report.faults:
         raise typer.Exit(1)
 
 
@@ -100,10 +102,9 @@ def print_report(report: DataReport) -> None:
                 f"{part.split}: multi-label, {part.labels / part.images:.2f} labels per image on average; "
                 f"images without any: {part.unlabelled:,}"
             )
-    print_some(
-        [entry for part in [*splits, report.against] if part for entry in part.unreadable],
-        lambda entry: f"can't be read: {entry.image}: {entry.reason}",
-    )
+    compared = report.against.unreadable if report.against else []
+    for entry in (*(entry for part in splits for entry in part.unreadable), *compared):
+        print_line(f"can't be read: {entry.image}: {entry.reason}")
     print_duplicates(report.duplicates)
     if report.against:
         print_matches(report.against)

@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, Overwrite, parse_size
-from vitkit.cli.output import note, print_json, print_table
-from vitkit.cli.progress import progress_bar
+from vitkit.cli.options import (
+    Accept,
+    BadImages,
+    BatchSize,
+    Device,
+    ImageSize,
+    Json,
+    Model,
+    Names,
+    Overwrite,
+    Verbose,
+    parse_size,
+)
+from vitkit.cli.output import announcer, note, print_json, print_table
+from vitkit.progress import progress_bar
 
 if TYPE_CHECKING:
     from vitkit.evaluation.run import Evaluation
@@ -39,15 +51,18 @@ def eval(
     batch_size: BatchSize = 64,
     image_size: ImageSize = None,
     accept: Accept = None,
+    bad_images: BadImages = "skip",
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write confusion.png, mistakes.png and results.json.")
     ] = None,
     force: Overwrite = False,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Measure a model on labelled images: vit eval runs/photos ./photos --out results/
 
     Classes are matched by name. Every image counts once, on any number of processes:
+
     torchrun --nproc-per-node=8 -m -- vitkit eval MODEL DATA
     """
     size = parse_size(image_size)
@@ -69,10 +84,11 @@ def eval(
             batch_size=batch_size,
             image_size=size,
             accept=accept or (),
+            bad_images=bad_images,
             out=out,
             force=force,
             progress=progress,
-            announce=note,
+            announce=announcer(verbose),
         )
     if not is_first:
         return
@@ -97,12 +113,15 @@ def print_result(result: Evaluation) -> None:
 
 def overall(result: Evaluation) -> list[list[str]]:
     """Return the rows of numbers over all images."""
+    from vitkit.evaluation.metrics import BINS
+
     shares = {
         "top-1 accuracy": result.accuracy,
         "top-5 accuracy": result.top_5_accuracy,
         "balanced accuracy": result.balanced_accuracy,
         "macro F1": result.macro_f1,
-        "calibration error (15 equal bins)": result.calibration_error,
+        f"calibration error ({BINS} equal bins)": result.calibration_error,
+        "calibration error by chance alone": result.calibration_by_chance,
         "mean average precision": result.mean_average_precision,
     }
     rows = [[words, f"{share:.2%}"] for words, share in shares.items() if share is not None]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.cli.eval import print_classes
-from vitkit.cli.options import Device, Force, Json, Model, Run, Sweep
+from vitkit.cli.options import AcceptData, Device, Force, Json, Model, Run, Sweep, Verbose
 from vitkit.cli.output import note, print_json, print_table
-from vitkit.cli.progress import follow
+from vitkit.progress import follow
 
 if TYPE_CHECKING:
     from vitkit.transfer.finetune import FinetuneResult
@@ -42,13 +42,17 @@ def finetune(
     run: Run = None,
     device: Device = "auto",
     force: Force = False,
+    accept: AcceptData = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Fine-tune a model on your data: vit finetune Ti/16@augreg_in21k ./photos
 
-    DATA is a folder of class folders, or any other DATA. Settings: protocol=paper|quick image_size=384 minutes=10
-    head_first=true, and all of `vit train`: optimizer.learning_rate=0.003 optimizer.freeze='["blocks.*"]'
-    optimizer.layer_decay=0.75 average=0.9999 duration=500. Run the same command again to resume.
+    DATA is a folder of class folders, or any other DATA. Run the same command again to resume.
+
+    Settings are minutes=10 (about how long a quick run takes), protocol=paper or quick, image_size=384 and
+    head_first=false, and all of `vit train`: duration=500, optimizer.learning_rate=0.003,
+    optimizer.freeze='["blocks.*"]', optimizer.layer_decay=0.75, average=0.9999 and so on.
     """
     from vitkit.errors import InputError
 
@@ -56,14 +60,14 @@ def finetune(
     data = words.pop(0) if words and not re.match(r"[a-z_]+(\.[a-z_]+)*=", words[0]) else None
     if data is None and suite is None:
         raise InputError("finetune needs DATA, such as vit finetune MODEL ./photos, or --suite paper")
-    options: dict[str, Any] = {"run": run, "device": device, "force": force}
+    options: dict[str, Any] = {"run": run, "device": device, "force": force, "accept": accept or ()}
     if suite is not None:
         if sweep is not None:
             raise InputError("--suite has no --sweep: give optimizer.learning_rate=, or sweep one data set")
-        _finetune_suite(model, suite, data, words, seeds=seeds, json=json, **options)
+        _finetune_suite(model, suite, data, words, seeds=seeds, verbose=verbose, json=json, **options)
         return
     assert data is not None
-    with follow() as listener:
+    with follow(note, verbose) as listener:
         from vitkit.transfer.finetune import finetune as run_finetune
 
         seeds = 1 if seeds is None else seeds
@@ -91,10 +95,11 @@ def print_result(result: FinetuneResult) -> None:
         ["model", result.request.model],
         [
             "images",
-            f"{result.train_images:,} of train, {result.test_images:,} reported on, at {size} pixels",
+            f"{result.train_images:,} to learn from, {result.test_images:,} to report on, {size} pixels",
         ],
         ["protocol", f"paper, {result.rule}" if result.protocol == "paper" else "quick"],
-        *([["changed", ", ".join(result.departures)]] if result.departures else []),
+        *([["calibration error", calibration_words(result)]] if result.accuracy is not None else []),
+        *([["settings", ", ".join(result.departures)]] if result.departures else []),
         ["kept", result.kept],
         ["steps", f"{result.steps:,} of {result.batch_size} images"],
         ["learning rate", f"{result.learning_rate:g}"],
@@ -108,10 +113,21 @@ def print_result(result: FinetuneResult) -> None:
     print_classes(result.evaluation)
     if len(result.values) > 1:
         note("classes, evaluation/ and model are those of the first seed")
-    written = "results" if result.evaluation.confusion is None else "pictures"
-    note(f"{written}: {result.run}/evaluation; model: {result.model}")
+    written = (
+        "results" if result.evaluation.confusion is None else "confusion and worst mistakes, as pictures"
+    )
+    note(f"model: {result.model}; {written}: {result.run}/evaluation")
     run = shlex.quote(result.run)
-    note(f"next: vit predict {run} IMAGES, vit eval {run} DATA")
+    note(f"next: vit predict {run} IMAGES, or vit inspect {run} IMAGES")
+
+
+def calibration_words(result: FinetuneResult) -> str:
+    """Say how far the model's confidence is from its accuracy, and what a temperature did for it."""
+    assert result.evaluation is not None
+    error, found = result.evaluation.calibration_error, result.calibration
+    if found is None:
+        return f"{error:.2%}, no temperature fitted"
+    return f"{error:.2%}, {found.error_before:.2%} before the head was divided by a temperature of {found.temperature:.3g}"
 
 
 def _finetune_suite(
@@ -121,13 +137,14 @@ def _finetune_suite(
     changes: list[str],
     *,
     seeds: int | None,
+    verbose: bool,
     json: bool,
     **options: Any,
 ) -> None:
     """Run a suite and print it."""
     from vitkit.transfer.suite import SEEDS, run_suite
 
-    with follow() as listener:
+    with follow(note, verbose) as listener:
         seeds = SEEDS if seeds is None else seeds
         result = run_suite(model, suite, data, changes, seeds=seeds, listener=listener, **options)
     if json:

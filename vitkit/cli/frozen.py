@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from vitkit.cli.options import (
+    BadImages,
     BatchSize,
     Device,
     Evaluate,
@@ -15,13 +16,14 @@ from vitkit.cli.options import (
     Model,
     Seeds,
     TrainData,
+    Verbose,
     parse_floats,
     parse_integers,
     parse_size,
 )
-from vitkit.cli.output import note, print_json, print_table
-from vitkit.cli.progress import progress_bar
+from vitkit.cli.output import announcer, print_json, print_table
 from vitkit.errors import InputError
+from vitkit.progress import progress_bar
 
 if TYPE_CHECKING:
     from vitkit.evaluation.fewshot import FewShotResult, PreprocessingChoice
@@ -45,6 +47,8 @@ def fewshot(
     device: Device = "auto",
     batch_size: BatchSize = 64,
     image_size: ImageSize = None,
+    bad_images: BadImages = "skip",
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Measure features with a few images per class: vit fewshot Ti/16@weights.safetensors cifar10
@@ -68,6 +72,7 @@ def fewshot(
             device=device,
             batch_size=batch_size,
             image_size=size,
+            bad_images=bad_images,
             progress=progress,
         )
     rows = [
@@ -79,19 +84,22 @@ def fewshot(
         ]
         for row in result.results
     ]
-    _print_measured(result, ["shots", "accuracy", "std", "l2"], rows, json)
+    _print_measured(result, ["shots", "accuracy", "std", "l2"], rows, json, verbose)
 
 
 def probe(
     model: Model,
     data: TrainData,
     l2: Annotated[
-        float | None, typer.Option(help="Regularisation strength; by default chosen on a tenth of train.")
+        float | None,
+        typer.Option(help="Regularisation strength; by default chosen on images held out of train."),
     ] = None,
     evaluate: Evaluate = None,
     device: Device = "auto",
     batch_size: BatchSize = 64,
     image_size: ImageSize = None,
+    bad_images: BadImages = "skip",
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Measure features with a linear classifier: vit probe Ti/16@weights.safetensors cifar10
@@ -111,10 +119,14 @@ def probe(
             device=device,
             batch_size=batch_size,
             image_size=size,
+            bad_images=bad_images,
             progress=progress,
         )
-    rows = [[f"{result.accuracy:.2%}", f"{result.l2:g}", f"{result.num_train:,}"]]
-    _print_measured(result, ["accuracy", "l2", "images learned from"], rows, json)
+    cells = {"accuracy": f"{result.accuracy:.2%}", "calibration error": f"{result.calibration_error:.2%}"}
+    if found := result.calibration:
+        cells[f"at temperature {found.temperature:.3g}"] = f"{found.error_after:.2%}"
+    cells |= {"l2": f"{result.l2:g}", "images learned from": f"{result.num_train:,}"}
+    _print_measured(result, list(cells), [list(cells.values())], json, verbose)
 
 
 def knn(
@@ -128,6 +140,8 @@ def knn(
     device: Device = "auto",
     batch_size: BatchSize = 64,
     image_size: ImageSize = None,
+    bad_images: BadImages = "skip",
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Measure features by nearest neighbours: vit knn Ti/16@weights.safetensors cifar10 --k 10,20
@@ -149,10 +163,11 @@ def knn(
             device=device,
             batch_size=batch_size,
             image_size=size,
+            bad_images=bad_images,
             progress=progress,
         )
     rows = [[f"{row.k:,}", f"{row.temperature:g}", f"{row.accuracy:.2%}"] for row in result.results]
-    _print_measured(result, ["k", "temperature", "accuracy"], rows, json)
+    _print_measured(result, ["k", "temperature", "accuracy"], rows, json, verbose)
 
 
 def _parse_l2(text: str) -> float | Literal["sweep"]:
@@ -165,11 +180,16 @@ def _parse_l2(text: str) -> float | Literal["sweep"]:
 
 
 def _print_measured(
-    result: FewShotResult | ProbeResult | KNNResult, columns: list[str], rows: list[list[str]], json: bool
+    result: FewShotResult | ProbeResult | KNNResult,
+    columns: list[str],
+    rows: list[list[str]],
+    json: bool,
+    verbose: bool,
 ) -> None:
     """Print what was measured of frozen features, as a table or as one JSON document."""
+    announce = announcer(verbose)
     for line in result.notes:
-        note(line)
+        announce(line)
     if json:
         print_json(result)
         return

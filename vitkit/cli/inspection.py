@@ -6,9 +6,20 @@ from typing import Annotated, cast
 
 import typer
 
-from vitkit.cli.options import Accept, Device, ImageSize, Json, Model, Names, Overwrite, parse_size
-from vitkit.cli.output import note, print_json, print_line
-from vitkit.cli.progress import progress_bar
+from vitkit.cli.options import (
+    Accept,
+    BadImages,
+    Device,
+    ImageSize,
+    Json,
+    Model,
+    Names,
+    Overwrite,
+    Verbose,
+    parse_size,
+)
+from vitkit.cli.output import announcer, note, print_json, print_line
+from vitkit.progress import progress_bar
 
 
 def inspect(
@@ -42,14 +53,16 @@ def inspect(
     ] = None,
     image_size: ImageSize = None,
     accept: Accept = None,
+    bad_images: BadImages = "skip",
     force: Overwrite = False,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """See what a model has learned: vit inspect runs/photos holidays/ --out seen/
 
     Writes index.html, one page that needs no other file, and its pictures as PNG: filters, similarity of positions,
     attention distance, and for some photos rollout, gradient rollout, tokens, and every layer and head.
-    Without images, what needs none. An image that can't be read is reported, and the exit status is 1.
+    Without images, only what needs none is drawn.
     """
     size = parse_size(image_size)
 
@@ -72,9 +85,10 @@ def inspect(
             batch_size=batch_size,
             image_size=size,
             accept=accept or (),
+            bad_images=bad_images,
             force=force,
             progress=progress,
-            announce=note,
+            announce=announcer(verbose),
         )
     if json:
         print_json(result)
@@ -82,7 +96,3 @@ def inspect(
         print_line(result.html)
         if result.attention_distance is None and "distance" not in result.undefined:
             note("attention is drawn over images: vit inspect MODEL IMAGES")
-    for entry in result.unreadable:
-        note(f"cannot read {entry.image}: {entry.reason}")
-    if result.unreadable:
-        raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,6 +24,9 @@ Run = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Start over, deleting the existing run.")]
 Overwrite = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print all notes: on data, model, settings and cost.")
+]
 Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Device to run on.")]
 BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of images in a batch.")]
 ImageSize = Annotated[
@@ -33,6 +36,14 @@ Names = Annotated[str | None, typer.Option(metavar="FILE", help="File of class n
 Accept = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Tensors that may be missing or unused; repeatable."),
+]
+BadImages = Annotated[
+    Literal["skip", "error", "any"],
+    typer.Option(help="Unreadable images: skip them unless they are many, stop at the first, or skip any."),
+]
+AcceptData = Annotated[
+    list[str] | None,
+    typer.Option(metavar="data", help="Resume although training images were added or removed."),
 ]
 Evaluate = Annotated[
     str | None, typer.Option(metavar="DATA", help="Images to measure on; by default DATA's test, else val.")

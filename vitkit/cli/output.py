@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, TextIO
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from vitkit.notes import visible
+from vitkit.notes import is_shown, say, visible
 from vitkit.results import as_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LEAST_NAME, LEAST_TEXT = 32, 12
+"Characters that the first column and others with text keep on a narrow terminal, if they have so many."
+SPACE = 1
+"Characters between columns there."
 
 
 class StandardOutput:
@@ -61,11 +68,13 @@ def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def note(message: str) -> None:
-    """Print a line next to the result; if standard error is closed or full, work continues without."""
-    try:
-        sys.stderr.write(f"{visible(message)}\n")
-    except OSError:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+    """Print a line next to the result."""
+    say(message)
+
+
+def announcer(verbose: bool) -> Callable[[str], None]:
+    """Return what prints the notes of a command that are shown."""
+    return lambda line: note(line) if is_shown(line, verbose) else None
 
 
 def print_table(
@@ -75,28 +84,79 @@ def print_table(
     caption: str | None = None,
     right: Collection[str] = (),
 ) -> None:
-    """Print a table with whole, unstyled cells; columns named in `right` are right-aligned."""
-    from rich.box import SIMPLE_HEAD
+    """Print a table with whole, unstyled cells; columns named in `right` are right-aligned.
+
+    On a terminal that is too narrow, left-aligned columns wrap; if that isn't enough, each row is a paragraph. Nothing
+    is cut off: a name must be whole to be copied.
+    """
     from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    heads = [visible(column, keep="") for column in columns]
+    cells = [[visible(cell, keep="") for cell in row] for row in rows]
+    is_right = [column in right for column in columns]
+    table = _make_table(heads, cells, is_right)
+    natural = console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
+    if title:
+        console.print(visible(title), soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(1, natural)
+    if natural <= console.width:
+        console.print(table)
+    elif widths := _fitted(heads, cells, is_right, console.width):
+        console.print("", _make_table(heads, cells, is_right, widths), "", sep="\n")
+    else:
+        for name, *values in cells:
+            pairs = [f"{head} {cell}".strip() for head, cell in zip(heads[1:], values, strict=True) if cell]
+            console.print(Text(f"\n{name}", overflow="fold"))
+            console.print(Padding(Text("; ".join(pairs), overflow="fold"), (0, 0, 0, 4)))
+        console.print()
+    if caption:
+        console.print(visible(caption), soft_wrap=not console.is_terminal)
+
+
+def _fitted(
+    heads: Sequence[str], cells: Sequence[Sequence[str]], is_right: Sequence[bool], room: int
+) -> list[int]:
+    """Return widths of columns that fit a terminal, [] where none do: numbers and names stay whole, texts wrap."""
+    from rich.cells import cell_len
+
+    natural, least = list[int](), list[int]()
+    for place, head in enumerate(heads):
+        widest = max((cell_len(row[place]) for row in cells), default=0)
+        shortest = widest if is_right[place] else min(widest, LEAST_TEXT if place else LEAST_NAME)
+        word = max((cell_len(word) for word in head.split()), default=1)
+        natural.append(max(widest, word))
+        least.append(max(shortest, word))
+    free = room - sum(least) - SPACE * (len(heads) - 1)
+    if free < 0:
+        return []
+    wanted = [full - short for full, short in zip(natural, least, strict=True)]
+    share = min(1.0, free / max(1, sum(wanted)))
+    return [short + int(want * share) for short, want in zip(least, wanted, strict=True)]
+
+
+def _make_table(
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    is_right: Sequence[bool],
+    widths: Sequence[int] | None = None,
+) -> Table:
+    """Return the table as wide as it is, or with these widths and less space between columns."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD)
-    names = min(24, max((len(row[0]) for row in rows), default=0))
-    for place, column in enumerate(columns):
-        # A name must be whole to be copied: a narrow terminal folds cells, the first column last; nothing ends in dots.
-        justify: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(
-            Text(visible(column, keep="")), justify=justify, overflow="fold", min_width=0 if place else names
-        )
-    for row in rows:
-        table.add_row(*(Text(visible(cell, keep="")) for cell in row))
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        unlimited = console.options.update(max_width=sys.maxsize)
-        console.width = max(1, console.measure(table, options=unlimited).maximum)
-    if title:
-        console.print(visible(title), soft_wrap=True)
-    console.print(table)
-    if caption:
-        console.print(visible(caption), soft_wrap=True)
+    if widths is None:
+        table = Table(box=SIMPLE_HEAD)
+    else:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
+    for place, head in enumerate(heads):
+        justify: Literal["left", "right"] = "right" if is_right[place] else "left"
+        width = None if widths is None else widths[place]
+        table.add_column(Text(head), justify=justify, overflow="fold", width=width)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table

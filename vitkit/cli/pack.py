@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitkit.cli.options import Json
+from vitkit.cli.options import BadImages, Json
 from vitkit.cli.output import note, print_json, print_table
-from vitkit.cli.progress import progress_bar
+from vitkit.progress import progress_bar
 
 
 def pack(
@@ -18,15 +18,13 @@ def pack(
     to: Annotated[Literal["tar", "parquet"], typer.Option(help="Kind of shards.")] = "tar",
     images_per_shard: Annotated[int, typer.Option(help="Number of images in one file.")] = 10_000,
     quality: Annotated[int, typer.Option(help="JPEG quality of shrunk images.")] = 95,
-    bad_images: Annotated[
-        Literal["error", "skip"], typer.Option(help="Stop at an unreadable image, or skip it.")
-    ] = "error",
+    bad_images: BadImages = "skip",
     force: Annotated[bool, typer.Option("--force", help="Start over, deleting the existing shards.")] = False,
     json: Json = False,
 ) -> None:
     """Write data into tar or parquet shards of smaller images: vit pack ./photos ./packed
 
-    Run the same command again to resume. The exit status is 1 when unreadable images were skipped.
+    Run the same command again to resume.
     """
     from vitkit.data.pack import pack as run
 
@@ -70,8 +68,3 @@ def pack(
             rows,
             right=numbers,
         )
-    for entry in result.unreadable:
-        note(f"skipped {entry.image}: {entry.reason}")
-    if count := len(result.unreadable):
-        note(f"{count:,} images were skipped" if count > 1 else "1 image was skipped")
-        raise typer.Exit(1)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, parse_size
-from vitkit.cli.output import note, print_csv, print_json, print_table
-from vitkit.cli.progress import progress_bar
+from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, Verbose, parse_size
+from vitkit.cli.output import announcer, note, print_csv, print_json, print_table
 from vitkit.errors import InputError
+from vitkit.progress import progress_bar
+
+if TYPE_CHECKING:
+    from vitkit.data.threads import Unreadable
+    from vitkit.predictor import PredictedImage, Prediction
 
 
 def predict(
@@ -22,28 +28,38 @@ def predict(
     batch_size: BatchSize = 32,
     image_size: ImageSize = None,
     accept: Accept = None,
+    verbose: Verbose = False,
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print image,rank,name,index,probability.")] = False,
 ) -> None:
     """Name the likeliest classes of images: vit predict b16/ photo.jpg holidays/
 
-    An image that can't be read is reported, the others are still done, and the exit status is 1.
+    Unreadable images are listed with the reason. The exit status is 1 if one of them was named itself, not found in a
+    folder, or if no image can be read.
     """
     if json and csv:
         raise InputError("--json and --csv exclude each other: give one")
     size = parse_size(image_size)
 
     from vitkit.data.images import find_images
+    from vitkit.data.sources.source import what_is_wrong
+    from vitkit.data.threads import Unreadable
+    from vitkit.data.unreadable import skipped_notes
     from vitkit.predictor import load
     from vitkit.predictor import predict as run_predict
 
     files = find_images(images)  # before the model is loaded
     predictor = load(model, device=device, image_size=size, names=names, accept=accept or ())
+    announce = announcer(verbose)
     for line in predictor.notes:
-        note(line)
+        announce(line)
     with progress_bar("predicting") if len(files) > batch_size else nullcontext() as progress:
         results = run_predict(predictor, files, top=top, batch_size=batch_size, progress=progress)
-    failures = [result.error for result in results if result.error is not None]
+    skipped = [
+        Unreadable(result.image, what_is_wrong(result.image, result.error))
+        for result in results
+        if result.error
+    ]
     rows = [
         (result.image, rank, guess.name, guess.index, guess.probability)
         for result in results
@@ -53,11 +69,29 @@ def predict(
         print_json(results)
     elif csv:
         print_csv(("image", "rank", "name", "index", "probability"), rows)
-    elif rows:
-        cells = [(image if rank == 1 else "", name, f"{share:.1%}") for image, rank, name, _, share in rows]
-        print_table(predictor.name, ("image", "class", "probability"), cells, right=("probability",))
-    for failure in failures:
-        note(failure)
-    if failures:
-        note(f"{len(failures)} of {len(files)} images failed")
+    else:
+        print_result(predictor.spec, results, skipped)
+    for line in skipped_notes(skipped):
+        note(line)
+    if not rows or {entry.image for entry in skipped} & {str(Path(image)) for image in images}:
         raise typer.Exit(1)
+
+
+def print_result(model: str, results: Sequence[PredictedImage], skipped: Sequence[Unreadable]) -> None:
+    """Print the classes of one image below each other, those of several in a row for each; then what can't be read."""
+    read = [(result.image, result.top) for result in results if result.top]
+    columns = ["image", "class", "probability"]
+    if len(read) == 1:
+        [(image, top)] = read
+        cells = [[image if place == 0 else "", *in_words(guess)] for place, guess in enumerate(top)]
+    else:
+        rest = [", ".join(" ".join(in_words(guess)) for guess in top[1:]) for _, top in read]
+        cells = [[image, *in_words(top[0]), more] for (image, top), more in zip(read, rest, strict=True)]
+        columns.append("then")
+    blank = [""] * (len(columns) - 2)
+    cells += [[entry.image, f"can't be read: {entry.reason}", *blank] for entry in skipped]
+    print_table(model, columns, cells, right=["probability"])
+
+
+def in_words(guess: Prediction) -> tuple[str, str]:
+    return guess.name, f"{guess.probability:.1%}"

@@ -6,21 +6,22 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.options import Force, Json
+from vitkit.cli.options import Force, Json, Verbose
 from vitkit.cli.output import note, print_json, print_table
-from vitkit.cli.progress import follow
+from vitkit.progress import follow
 
 
 def quickstart(
     out: Annotated[str, typer.Option(help="Folder for the runs.")] = "runs/quickstart",
     force: Force = False,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Pre-train a small ViT on shapes, without labels, and fine-tune it on digits, next to the same model trained from scratch."""
     from vitkit.quickstart import quickstart as run
     from vitkit.training.estimate import time_in_words
 
-    with follow() as listener:
+    with follow(note, verbose) as listener:
         result = run(out, force=force, listener=listener)
     if json:
         print_json(result)

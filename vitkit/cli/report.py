@@ -9,7 +9,7 @@ import typer
 
 from vitkit.cli.options import Device, Json, Overwrite
 from vitkit.cli.output import note, print_json, print_line
-from vitkit.cli.progress import progress_bar
+from vitkit.progress import progress_bar
 
 
 def report(

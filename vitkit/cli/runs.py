@@ -19,9 +19,10 @@ def runs(
     root: Annotated[str, typer.Argument(metavar="ROOT", help="The folder of runs, or one run.")] = "runs",
     json: Json = False,
 ) -> None:
-    """List runs with status, step, best metric, last loss and speed: vit runs
+    """List runs with status, step, result and time: vit runs
 
-    The last updated comes first. To resume a run, repeat the command that started it.
+    The last updated comes first. A fine-tuning is one row, with its accuracy on the images that it reports on; vit runs
+    RUN lists its parts. To resume a run, repeat the command that started it.
     """
     from vitkit.runs import list_runs
 
@@ -41,30 +42,36 @@ def runs(
 def print_runs(rows: Sequence[RunRow]) -> None:
     print_table(
         None,
-        ["name", "status", "step", "best", "loss", "images/s", "time", "updated"],
+        ["name", "status", "step", "result", "time", "updated"],
         [
             [
                 row.name,
                 row.status,
                 "" if row.step is None else f"{row.step:,} / {row.steps:,}",
-                best(row.best),
-                evaluated(row.loss),
-                "" if row.images_per_second is None else f"{row.images_per_second:,.0f}",
+                result(row),
                 "" if row.seconds is None else numbers.clock(row.seconds),
                 moment(row.updated),
             ]
             for row in rows
         ],
-        right=["step", "images/s", "time"],
+        right=["step", "time"],
     )
 
 
-def best(found: Evaluated | None) -> str:
-    return f"{evaluated(found)} at step {found.step:,}" if found else ""
+def result(row: RunRow) -> str:
+    """Return what was reported of the finished model, else the best measurement while it trained, else the last loss."""
+    if row.results:
+        return ", ".join(
+            f"{found.metric.replace('_', ' ')} {numbers.metric(found.metric, found.value)} on {found.data}"
+            for found in row.results
+        )
+    if row.best:
+        return f"{evaluated(row.best)} at step {row.best.step:,}"
+    return evaluated(row.loss) if row.loss else ""
 
 
-def evaluated(found: Evaluated | None) -> str:
-    return f"{found.metric} {numbers.metric(found.metric, found.value)}" if found else ""
+def evaluated(found: Evaluated) -> str:
+    return f"{found.metric} {numbers.metric(found.metric, found.value)}"
 
 
 def moment(iso: str | None) -> str:

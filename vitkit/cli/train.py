@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.options import Changes, Device, Force, Json, Pattern, Run
+from vitkit.cli.options import AcceptData, Changes, Device, Force, Json, Pattern, Run, Verbose
 from vitkit.cli.output import note, print_json, print_table
-from vitkit.cli.progress import follow
 from vitkit.figures.numbers import metric
+from vitkit.progress import follow
 from vitkit.results import as_json
 
 if TYPE_CHECKING:
@@ -29,12 +29,15 @@ def train(
         bool, typer.Option("--explain", help="Print every setting with its meaning; do not train.")
     ] = False,
     force: Force = False,
+    accept: AcceptData = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Train a model: vit train cifar10_cct7 duration=30ep
 
-    Run the same command again to resume. `vit recipes` lists the recipes. Over several GPUs or
-    machines: torchrun --nproc-per-node=8 -m -- vitkit train RECIPE parallel=fsdp
+    Run the same command again to resume. `vit recipes` lists the recipes. Over several GPUs or machines:
+
+    torchrun --nproc-per-node=8 -m -- vitkit train RECIPE parallel=fsdp
     """
     if explain:
         from vitkit.training.recipes import explain as run_explain
@@ -47,8 +50,16 @@ def train(
         return
     from vitkit.training.run import train as run_train
 
-    with follow() as listener:
-        result = run_train(recipe, changes or (), run=run, device=device, force=force, listener=listener)
+    with follow(note, verbose) as listener:
+        result = run_train(
+            recipe,
+            changes or (),
+            run=run,
+            device=device,
+            force=force,
+            accept=accept or (),
+            listener=listener,
+        )
     if result is None:  # another process than the first
         return
     if json:

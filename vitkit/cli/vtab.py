@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.options import Device, Force, Json, Model, Run, Seeds, Sweep
+from vitkit.cli.options import AcceptData, BadImages, Device, Force, Json, Model, Run, Seeds, Sweep, Verbose
 from vitkit.cli.output import note, print_json, print_table
-from vitkit.cli.progress import follow
+from vitkit.progress import follow
 
 if TYPE_CHECKING:
     from vitkit.transfer.vtab.document import TaskRow, VtabResult
@@ -28,7 +28,10 @@ def vtab(
     ] = None,
     run: Run = None,
     device: Device = "auto",
+    bad_images: BadImages = "skip",
     force: Force = False,
+    accept: AcceptData = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Measure a model on VTAB-1k: vit vtab B/16@augreg_in21k ./vtab
@@ -38,7 +41,7 @@ def vtab(
     """
     from vitkit.transfer.vtab.run import vtab as run_vtab
 
-    with follow() as listener:
+    with follow(note, verbose) as listener:
         document = run_vtab(
             model,
             data,
@@ -49,7 +52,9 @@ def vtab(
             steps=steps,
             run=run,
             device=device,
+            bad_images=bad_images,
             force=force,
+            accept=accept or (),
             listener=listener,
         )
     if json:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.config import check_choice
 from vitkit.data.decode import decode, read_pixels
 from vitkit.data.draws import Draw, generator
 from vitkit.data.operations import send
 from vitkit.data.order import Order
 from vitkit.data.pipeline import BATCHED_STEPS, IMAGE_STEPS, Step
-from vitkit.data.sources.source import Picture, Source, what_is_wrong
-from vitkit.data.threads import map_in_order
+from vitkit.data.sources.source import Picture, Source, Subset
+from vitkit.data.threads import Unreadable, as_unreadable, map_in_order
 from vitkit.errors import InputError
 
-BadImages = Literal["error", "skip"]
 Cache = Literal["none", "ram", "device"]
 MOST_REPLACEMENTS = 100
+"Images that are tried in the place of an unreadable one."
 
 
 @dataclass
@@ -32,8 +32,8 @@ class Fetched:
     images: Tensor
     "uint8 (images, channels, height, width)"
     indices: np.ndarray
-    bad: dict[str, str] = field(default_factory=dict)
-    "Which image -> what is wrong with it."
+    bad: dict[int, Unreadable] = field(default_factory=dict)
+    "Unreadable images that were skipped, by index."
 
     def pin_memory(self) -> Fetched:
         """Let torch's DataLoader pin the images for a quick copy to the GPU."""
@@ -44,24 +44,16 @@ class Fetcher:
     """Reads images by index; `position` is all that its random crops depend on."""
 
     def __init__(
-        self,
-        source: Source,
-        steps: tuple[Step, ...],
-        seed: int,
-        bad_images: BadImages | None = None,
-        order: Order | None = None,
+        self, source: Source, steps: tuple[Step, ...], seed: int, order: Order | None = None
     ) -> None:
-        """bad_images: what is done with those that can't be read; None is an error that no setting changes."""
-        if bad_images is not None:
-            check_choice("bad_images", bad_images, BadImages)
-        self.source, self.steps, self.seed = source, steps, seed
-        self.bad_images, self.order = bad_images, order
+        """order: names another image for one that is unreadable; without it such images are missing from the result."""
+        self.source, self.steps, self.seed, self.order = source, steps, seed, order
         self.mark: Callable[[int], None] | None = None
         "Told the index of each image before it is read."
 
     def __call__(self, indices: np.ndarray, positions: np.ndarray) -> Fetched:
         """Return the images at these indices, prepared for these global positions."""
-        bad: dict[str, str] = {}
+        bad: dict[int, Unreadable] = {}
         if self.mark is not None:
             self.mark(int(indices[0]))
         rendered = self.source.render(indices)
@@ -84,29 +76,19 @@ class Fetcher:
         stacked = torch.stack(images) if images else torch.empty(0, 0, 0, 0, dtype=torch.uint8)
         return Fetched(stacked, np.array(used, np.int64), bad)
 
-    def _image(self, index: int, position: int, bad: dict[str, str]) -> tuple[Tensor, int] | None:
-        """Return an image and its index; what is left out on the way to it is noted in `bad`.
-
-        In training another takes the place of one that is left out; where each comes once, None does.
-        """
+    def _image(self, index: int, position: int, bad: dict[int, Unreadable]) -> tuple[Tensor, int] | None:
+        """Return an image and its index, or another's in the place of an unreadable one; `bad` collects these."""
         for attempt in range(MOST_REPLACEMENTS):
             if self.mark is not None:
                 self.mark(index)
             try:
                 return read_pixels(self.source, index), index
             except InputError as error:
-                where = self.source.where(index)
-                message = what_is_wrong(where, error)
-            if self.bad_images != "skip":
-                advice = "data.bad_images=skip (bad_images='skip' in Python) leaves such images out"
-                if self.bad_images is None:
-                    advice = "vit data DATA names all such images"
-                raise InputError(f"cannot read {where}: {message}; {advice}")
-            bad[where] = message
+                bad[index] = as_unreadable(self.source, index, error)
             if self.order is None:
                 return None
             index = self.order.replacement(position, attempt)
-        raise InputError(f"{MOST_REPLACEMENTS} images in a row can't be read; the last: {where}: {message}")
+        raise _too_many(bad)
 
     def _crop(self, image: Tensor, position: int) -> Tensor:
         if self.steps:
@@ -119,9 +101,33 @@ class Fetcher:
 class MemoryFetcher:
     """Images of one size on the device, by index, through the per-image steps of a pipeline in their batched form."""
 
-    def __init__(self, images: np.ndarray, steps: tuple[Step, ...], device: torch.device) -> None:
-        self.images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
+    def __init__(self, source: Source, steps: tuple[Step, ...], device: torch.device) -> None:
+        assert source.images is not None
+        self.images = torch.from_numpy(source.images).permute(0, 3, 1, 2).contiguous().to(device)
         self.steps = steps
+        self.bad = known_bad(source)
+        self.is_bad = np.isin(np.arange(len(source)), [*self.bad])
+
+    def readable(
+        self, indices: np.ndarray, positions: np.ndarray, order: Order | None = None
+    ) -> tuple[np.ndarray, dict[int, Unreadable]]:
+        """Return the indices with others in the place of unreadable images, or without these; and which these are."""
+        if not self.is_bad[indices].any():
+            return indices, {}
+        met: dict[int, Unreadable] = {}
+        used = []
+        for index, position in zip(indices.tolist(), positions.tolist(), strict=True):
+            for attempt in range(MOST_REPLACEMENTS):
+                if index not in self.bad:
+                    used.append(index)
+                    break
+                met[index] = self.bad[index]
+                if order is None:
+                    break
+                index = order.replacement(position, attempt)
+            else:
+                raise _too_many(met)
+        return np.array(used, np.int64), met
 
     def __call__(self, indices: np.ndarray, draw: Draw) -> Tensor:
         """Return uint8 (images, channels, height, width)."""
@@ -133,13 +139,30 @@ class MemoryFetcher:
         return images
 
 
+def _too_many(bad: Mapping[int, Unreadable]) -> InputError:
+    entry = [*bad.values()][-1]
+    return InputError(
+        f"{MOST_REPLACEMENTS} images in a row can't be read; the last: {entry.image}: {entry.reason}"
+    )
+
+
 class Decoded(Source):
     """A source whose pictures are decoded once and kept; what can't be read is an error when it is read."""
 
     def __init__(self, source: Source, pictures: list[np.ndarray | InputError]) -> None:
         self.source, self.pictures = source, pictures
         self.name, self.split, self.class_names = source.name, source.split, source.class_names
-        self.labels = source.labels
+        self.labels, self.may_lack_classes = source.labels, source.may_lack_classes
+        self.may_change = source.may_change
+
+    @cached_property
+    def bad(self) -> dict[int, Unreadable]:
+        """The unreadable images, by index."""
+        return {
+            index: as_unreadable(self, index, picture)
+            for index, picture in enumerate(self.pictures)
+            if isinstance(picture, InputError)
+        }
 
     def read(self, index: int) -> Picture:
         picture = self.pictures[index]
@@ -150,8 +173,22 @@ class Decoded(Source):
     def where(self, index: int) -> str:
         return self.source.where(index)
 
+    def identity(self, index: int) -> str:
+        return self.source.identity(index)
+
     def content_keys(self) -> list[str] | None:
         return self.source.content_keys()
+
+
+def known_bad(source: Source) -> dict[int, Unreadable]:
+    """Return the unreadable images, by index, of a source whose images are in memory."""
+    if isinstance(source, Decoded):
+        return source.bad
+    if not isinstance(source, Subset):
+        return {}
+    inner = known_bad(source.source)
+    places = enumerate(source.indices.tolist()) if inner else ()
+    return {place: inner[index] for place, index in places if index in inner}
 
 
 def cached(source: Source, cache: Cache) -> Source:
@@ -160,15 +197,15 @@ def cached(source: Source, cache: Cache) -> Source:
         return source
     decoded = source if isinstance(source, Decoded) else in_memory(source)
     if cache == "device":
-        pictures = [
-            np.asarray(decoded.read(index)) for index in range(len(decoded))
-        ]  # raises what can't be read
+        pictures = [picture for picture in decoded.pictures if not isinstance(picture, InputError)]
         if len(shapes := {picture.shape for picture in pictures}) > 1:
             sizes = " and ".join("x".join(map(str, shape[:2])) for shape in sorted(shapes)[:2])
             raise InputError(
                 f"cache=device keeps images of one size, {source.name} has {sizes}: take cache=ram, or resize them"
             )
-        decoded.images = np.stack(pictures)
+        if pictures:
+            decoded.images = np.zeros((len(decoded), *pictures[0].shape), np.uint8)
+            decoded.images[~np.isin(np.arange(len(decoded)), [*decoded.bad])] = pictures
     return decoded
 
 

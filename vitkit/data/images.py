@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -22,12 +23,17 @@ from vitkit.models.configs import Preprocessing, Size, as_size
 ImageFile = str | os.PathLike[str] | bytes | Image.Image
 ImageSource = ImageFile | np.ndarray | Tensor
 
-# HEIC is found so that it is reported; Pillow alone can't read it.
+# HEIC counts as an image with and without its reader: without, it is reported as unreadable.
 EXTENSIONS = frozenset(
     ".avif .bmp .gif .heic .heif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()
 )
+# What systems put next to images: resource forks in zip files, thumbnails of a Synology disk, deleted files.
+SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN")
 # Only plain pictures: Pillow's EPS reader, for one, runs Ghostscript on whatever the file says.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+# Brands of an ISO base media file whose images are coded with HEVC.
+HEIC_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"))
+NEEDS_READER = 'HEIC needs pillow-heif: pip install "vitkit[heic]"'
 
 ORIENTATION = 0x0112  # EXIF tag
 _UPRIGHT = {
@@ -85,6 +91,8 @@ class Room:
 
 # Twenty photos of a camera, or 2 GiB while they are RGB and turned.
 ROOM = Room(1 << 29)
+# Enough for the brands of any file.
+_HEAD_BYTES = 256
 # OpenJPEG decodes into 32 bits a value.
 _WEIGHT = {"JPEG2000": 4}
 
@@ -107,14 +115,19 @@ def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     return found
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is no part of the data by its name: hidden, or a system's own."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
+
+
 def _images_below(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise InputError(f"cannot list {error.filename}: {error.strerror}")
 
     for parent, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not is_hidden(name)]
         for name in files:
-            is_image = not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
+            is_image = not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
             if is_image and (path := Path(parent, name)).is_file():  # a pipe would wait for ever
                 yield path
 
@@ -132,7 +145,7 @@ def read_image(source: ImageFile) -> Image.Image:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         if not isinstance(source, bytes):
             check_regular(source)
-        with Image.open(file, formats=FORMATS) as image:
+        with open_image(file) as image:
             _refuse_bomb(image)
             with ROOM.take(image.width * image.height * _WEIGHT.get(image.format or "", 1)):
                 return _upright_rgb(image)
@@ -140,6 +153,34 @@ def read_image(source: ImageFile) -> Image.Image:
         raise
     except Exception as error:  # a broken file can raise anything in Pillow's decoders
         raise InputError(f"cannot read {_name(source)}: {_reason(source, error)}") from error
+
+
+def open_image(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:
+    """Open a file as Pillow does, its header alone; HEIC needs pillow-heif, which turns images upright itself."""
+    try:
+        return Image.open(file, formats=FORMATS)
+    except Exception:  # a file that might be AVIF by its brand can raise anything
+        if not _is_heic(file):
+            raise
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:
+        raise ValueError(NEEDS_READER) from None
+    opened: Image.Image = HeifImageFile(file)
+    return opened
+
+
+def _is_heic(file: str | os.PathLike[str] | BinaryIO) -> bool:
+    if isinstance(file, str | os.PathLike):
+        with open(file, "rb") as opened:
+            head = opened.read(_HEAD_BYTES)
+    else:
+        file.seek(0)
+        head = file.read(_HEAD_BYTES)
+        file.seek(0)
+    end = int.from_bytes(head[:4], "big")
+    brands = {head[place : place + 4] for place in (8, *range(16, min(end, len(head)), 4))}
+    return head[4:8] == b"ftyp" and not brands.isdisjoint(HEIC_BRANDS)
 
 
 def _refuse_bomb(image: Image.Image) -> None:
@@ -204,7 +245,14 @@ def _reason(source: ImageFile, error: Exception) -> str:
         return f"{error} Make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error) or type(error).__name__
+    return str(error).strip() or type(error).__name__
+
+
+def to_pixels(source: ImageSource) -> np.ndarray:
+    """Return an image in any form as RGB pixels, uint8 (height, width, 3); arrays and tensors are as for `prepare`."""
+    with ROOM.hold():
+        image = _bands(source, 3)[0] if isinstance(source, np.ndarray | Tensor) else read_image(source)
+        return np.array(image)
 
 
 def prepare(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
@@ -284,7 +332,8 @@ def _bands(source: np.ndarray | Tensor, channels: int) -> list[Image.Image]:
     if array.dtype.kind == "f":
         if not (array.min() >= 0 and array.max() <= 1):
             raise InputError(
-                f"a float image has values from {array.min():g} to {array.max():g}; expected 0 to 1"
+                f"a float image has values from {array.min():g} to {array.max():g}; expected 0 to 1: vitkit "
+                "normalises images itself, so leave out Normalize (and ToTensor), or give uint8"
             )
         array = np.rint(array * 255).astype(np.uint8)  # what it was before it was divided by 255
     if array.dtype != np.uint8:

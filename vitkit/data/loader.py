@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +19,16 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from vitkit.config import Bounds, check_choice
 from vitkit.data.crops import is_full_precision
 from vitkit.data.draws import Draw
-from vitkit.data.fetch import BadImages, Cache, Fetched, Fetcher, MemoryFetcher, cached, check_sizes
+from vitkit.data.fetch import Cache, Fetched, Fetcher, MemoryFetcher, cached, check_sizes
 from vitkit.data.operations import send
 from vitkit.data.order import Order, Sampling
 from vitkit.data.pipeline import UNDRAWN, Pipeline, batch_steps, mix_steps, parse_pipeline
 from vitkit.data.sources.source import Source
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule, BadImages, Skipped
 from vitkit.errors import InputError
 from vitkit.models.configs import as_size
+from vitkit.world import World
 
 Batch = dict[str, Tensor]
 CHUNK = 32  # images that a worker prepares at a time
@@ -43,6 +45,9 @@ class Loader:
     `batch_size` is global: each of `ranks` processes gets its share of every batch. Images are mixed inside
     groups of `group` neighbours, so that any share that holds whole groups gives the same pixels; from step
     `mix_until` on they are not.
+
+    Another image takes the place of an unreadable one; by `bad_images`, too many of these are an error. A process knows
+    those of its own share: with several ranks, training tells each of what the others met (`share_bad`).
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class Loader:
         workers: int | None = None,
         start_method: str | None = None,
         cache: Cache = "none",
-        bad_images: BadImages = "error",
+        bad_images: BadImages | BadImageRule = "skip",
     ) -> None:
         _check(batch_size, rank, ranks, workers)
         check_choice("sampling", sampling, Sampling)
@@ -78,17 +83,30 @@ class Loader:
         self.workers, self.start_method = _workers(workers), start_method
         self.order = Order(self.source.labels, self.source.num_classes, seed, sampling)
         self.labels = torch.from_numpy(self.source.labels).to(self.device)
-        self.fetcher = Fetcher(self.source, pipeline.image, seed, bad_images, self.order)
+        self.fetcher = Fetcher(self.source, pipeline.image, seed, self.order)
         self.memory: MemoryFetcher | None = None
         if self.source.images is not None:
-            self.memory = MemoryFetcher(self.source.images, pipeline.image, self.device)
+            self.memory = MemoryFetcher(self.source, pipeline.image, self.device)
         # Products in less than float32 are switched off while crops are resized, for all threads alike.
         self.prepares_ahead = self.device.type == "cuda" and is_full_precision(self.device)
         self.waited_seconds = 0.0
         "How long the caller has waited for data so far."
-        self.bad: dict[str, str] = {}
-        "Images left out so far, with what is wrong with each."
+        self.ranks = ranks
+        self.skipped = Skipped(self.source, _rule(bad_images))
+        self.new_bad: dict[int, Unreadable] = {}
+        "Unreadable images of this process's share that the other processes have not been told of."
         self._batch_steps, self._mix_steps = batch_steps(), mix_steps()
+
+    @property
+    def bad(self) -> dict[int, Unreadable]:
+        """Unreadable images that were skipped so far, by index in the source."""
+        return self.skipped.found
+
+    def share_bad(self, world: World) -> None:
+        """Tell every process of the unreadable images that each has met since, and let all judge alike."""
+        if self.ranks > 1:
+            found, self.new_bad = world.collect(self.new_bad), {}
+            self.skipped.add(found)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -159,12 +177,16 @@ class Loader:
         indices = self.order[positions]
         if self.memory is None:
             return self._finish(steps, positions, self.fetcher(indices, positions))
+        indices, bad = self.memory.readable(indices, positions, self.order)
         images = self.memory(indices, Draw(self.seed, steps.start, positions))
-        return self._finish(steps, positions, Fetched(images, indices))
+        return self._finish(steps, positions, Fetched(images, indices, bad))
 
     def _finish(self, steps: range, positions: np.ndarray, fetched: Fetched) -> list[Batch]:
         """Augment all images at once, which changes none of them, and mix within each step, on the device."""
-        _add_bad(self.bad, fetched.bad)
+        if self.ranks == 1 or self.skipped.rule.choice == "error":
+            self.skipped.add(fetched.bad)
+        else:
+            self.new_bad |= fetched.bad
         images = fetched.images.to(self.device, non_blocking=True)
         draw = Draw(self.seed, steps.start, positions)
         for place, item in enumerate(self.pipeline.batch):
@@ -197,7 +219,8 @@ class Loader:
 class EvaluationLoader:
     """Every image of a source exactly once, in order, over any number of ranks; the last batch may be smaller.
 
-    Where `bad_images` are skipped, so may others be, and a batch that nothing is left of does not come.
+    Unreadable images are skipped, and empty batches are not yielded; `bad` names them, and `judge` raises an error where
+    they are too many. With `bad_images="error"` the first is an error at once.
     """
 
     def __init__(
@@ -211,7 +234,7 @@ class EvaluationLoader:
         device: torch.device | str = "cpu",
         workers: int | None = None,
         start_method: str | None = None,
-        bad_images: BadImages | None = None,
+        bad_images: BadImages | BadImageRule = "skip",
     ) -> None:
         pipeline = _parsed(pipeline)
         steps = (*pipeline.image, *pipeline.batch, *pipeline.mix)
@@ -225,12 +248,13 @@ class EvaluationLoader:
         self.first, self.stop = rank * len(source) // ranks, (rank + 1) * len(source) // ranks
         self.workers, self.start_method = _workers(workers), start_method
         self.order = None
-        self.fetcher = Fetcher(source, pipeline.image, 0, bad_images)
-        self.bad: dict[str, str] = {}
-        "Images left out so far, with what is wrong with each."
+        self.fetcher = Fetcher(source, pipeline.image, 0)
+        self.rule = _rule(bad_images)
+        self.bad: dict[int, Unreadable] = {}
+        "Unreadable images of this process's share that were skipped so far, by index in the source."
         self.memory: MemoryFetcher | None = None
         if source.images is not None:
-            self.memory = MemoryFetcher(source.images, pipeline.image, self.device)
+            self.memory = MemoryFetcher(source, pipeline.image, self.device)
 
     def __len__(self) -> int:
         """The number of batches on this rank."""
@@ -242,16 +266,23 @@ class EvaluationLoader:
         for number in range(len(self)):
             indices = chunks.batch(number)
             if self.memory is not None:
-                images = self.memory(indices, Draw(0, 0, indices))
+                indices, bad = self.memory.readable(indices, indices)
+                part = Fetched(self.memory(indices, Draw(0, 0, indices)), indices, bad)
             else:
-                joined = _join([next(fetched) for _ in range(0, len(indices), CHUNK)])
-                images, indices = joined.images, joined.indices
-                _add_bad(self.bad, joined.bad)
-                if not len(indices):
-                    continue
+                part = _join([next(fetched) for _ in range(0, len(indices), CHUNK)])
+            images, indices = part.images, part.indices
+            self.bad |= part.bad
+            if self.rule.choice == "error":
+                self.judge(self.bad)
+            if not len(indices):
+                continue
             labels = torch.from_numpy(self.source.labels[indices])
             batch = {"image": images, "label": labels, "index": torch.from_numpy(indices)}
             yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def judge(self, bad: Mapping[int, Unreadable]) -> None:
+        """Raise an InputError where unreadable images of the whole source are too many."""
+        Skipped(self.source, self.rule).add(bad)
 
 
 @dataclass(frozen=True)
@@ -392,22 +423,15 @@ def _threads_beside(workers: int, device: torch.device) -> Iterator[None]:
 def _join(parts: list[Fetched]) -> Fetched:
     if len(parts) == 1:
         return parts[0]
-    bad = {where: message for part in parts for where, message in part.bad.items()}
+    bad = {index: entry for part in parts for index, entry in part.bad.items()}
     full = [part for part in parts if len(part.indices)] or parts[:1]
     return Fetched(
         torch.cat([part.images for part in full]), np.concatenate([part.indices for part in full]), bad
     )
 
 
-def _add_bad(known: dict[str, str], found: dict[str, str]) -> None:
-    """Add images that were left out to those known; the first is warned of."""
-    if found and not known:
-        where, message = next(iter(found.items()))
-        warnings.warn(
-            f"left out {where}: {message}; a run names all such images at its end, loader.bad does in Python",
-            stacklevel=5,
-        )
-    known |= found
+def _rule(bad_images: BadImages | BadImageRule) -> BadImageRule:
+    return bad_images if isinstance(bad_images, BadImageRule) else BadImageRule(bad_images)
 
 
 def _check_steps(start: int, stop: int) -> None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
 from vitkit.data.images import EXTENSIONS
+from vitkit.data.sources.dataset import MapDataset, is_dataset, open_dataset
 from vitkit.data.sources.files import find_files, is_url, without_query
-from vitkit.data.sources.source import Source, match_classes, read_file, take
+from vitkit.data.sources.source import Absent, Source, match_classes, read_file, take
 from vitkit.data.sources.vision import DATA_SETS
-from vitkit.data.spec import HUB, VTAB, DataSpec, as_spec
+from vitkit.data.spec import BUILT_IN, HUB, TORCH, VTAB, DataSpec, as_spec
 from vitkit.data.splits import MADE, Default, choose_split, group_files, listed, made_splits
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import local_path
 from vitkit.notes import Note
 
-Data = str | os.PathLike[str] | DataSpec | Source
-"What verbs take: a DATA string, a path, or a source that is open already."
-BUILT_IN = ("digits", "shapes")
+Data = str | os.PathLike[str] | DataSpec | Source | MapDataset
+"What verbs take: a DATA string, a path, a source that is open already, or a map-style data set of PyTorch."
 MANIFEST = "pack.json"
 "What `vit pack` writes beside its shards."
 # Splits that are made of others.
@@ -35,13 +36,17 @@ def open_data(
     classes: Sequence[str] | None = None,
     tolerate: bool = False,
     labelled: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Source:
-    """Return the images that a DATA string or a path names; a source is returned as it is, apart from `classes`.
+    """Return the images that a DATA string or a path names, or that a PyTorch data set returns.
+
+    A source is returned as it is, apart from `classes`.
 
     default: which split data without one means: train, or with "measure" test, else val.
     classes: names of classes in the order that labels shall follow, such as a trained model's.
-    tolerate: whether data with faults (a class without images, files that are missing) is opened nonetheless.
+    tolerate: whether data with faults, such as files that are missing, is opened nonetheless.
     labelled: whether labels are needed; without them a folder may hold images that are in no class folder.
+    progress: told how many images are done, and of how many, where a PyTorch data set's labels are read one by one.
     """
     if default not in get_args(Default):
         raise InputError(
@@ -49,14 +54,40 @@ def open_data(
         )
     if isinstance(data, Source):
         source = data
+    elif not isinstance(data, str | os.PathLike | DataSpec):
+        source = _open_object(data, progress)
     else:
         spec = as_spec(data)
         check_items(spec)
-        source = take(_open(spec, default, classes, labelled), spec)
+        try:
+            source = take(_open(spec, default, classes, labelled), spec)
+        except Absent as error:
+            raise Absent("; ".join(filter(None, (str(error), _namesake(spec))))) from error
         source.spec = replace(spec, split=source.split)
+        source.may_lack_classes = not labelled
+        if namesake := _namesake(spec):
+            source.notes += (Note(f"{spec.source}: using the data set; {namesake}", "data"),)
     if source.faults and not tolerate:
         raise InputError(source.faults[0])
     return source if classes is None else match_classes(source, classes)
+
+
+def _open_object(data: object, progress: Callable[[int, int], None] | None = None) -> Source:
+    if not is_dataset(data):
+        raise InputError(
+            f"data is a {type(data).__name__}; expected a DATA string, a path, a source, or a map-style data set of PyTorch"
+        )
+    return open_dataset(data, progress)
+
+
+def named_data(data: Data) -> tuple[str | os.PathLike[str] | DataSpec | Source, str]:
+    """Return data, of a PyTorch data set as a source, and the DATA string by which configs and results name it."""
+    if isinstance(data, os.PathLike):
+        return data, local_path(data)
+    if isinstance(data, str | DataSpec):
+        return data, str(data)
+    source = data if isinstance(data, Source) else _open_object(data)
+    return source, source.data_name
 
 
 def list_splits(data: str | os.PathLike[str] | DataSpec) -> list[str]:
@@ -67,6 +98,8 @@ def list_splits(data: str | os.PathLike[str] | DataSpec) -> list[str]:
     data set not be in its folder, which is an `Absent`.
     """
     spec = as_spec(data).whole
+    if spec.source.startswith(TORCH):
+        return []
     if stated := _stated_splits(spec):
         return stated
     if is_url(spec.source):  # to make them, all of it would be read: an error when one is opened
@@ -125,9 +158,21 @@ def open_splits(spec: DataSpec, faults: list[str] | None = None) -> list[Source]
     return [take(source, replace(spec, split=source.split)) for source in found]
 
 
+def _namesake(spec: DataSpec) -> str:
+    """Return a line on the file or folder of the same name as a data set, '' where there is none or root= is given."""
+    if spec.is_path or spec.root is not None or not os.path.exists(spec.source):
+        return ""
+    return f"'./{spec.source}' is the {'folder' if os.path.isdir(spec.source) else 'file'} of that name"
+
+
 def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None, labelled: bool) -> Source:
     if spec.source == "pipe" or spec.source.startswith("pipe:"):
         raise InputError("pipe: runs a shell command and is refused; give the files or their URL")
+    if spec.source.startswith(TORCH):
+        raise InputError(
+            f"{spec.source} is a PyTorch data set, which has no other splits and opens in Python alone: give the data set "
+            "itself, and the one to measure on as evaluate="
+        )
     if spec.source.startswith(HUB):
         from vitkit.data.sources.hub import open_hub
 
@@ -240,10 +285,10 @@ def check_items(spec: DataSpec) -> None:
 
 
 def _unknown(name: str) -> InputError:
-    if os.path.exists(name):
-        return InputError(f"unknown data source {name!r}; a path starts with '.', '/' or '~': './{name}'")
     names = (*BUILT_IN, *DATA_SETS)
     folders = [f"./{entry.name}" for entry in os.scandir() if entry.is_dir()]
     hint = did_you_mean(name, names) or did_you_mean(f"./{name}", folders)
-    expected = f"; expected {', '.join(names)}, {VTAB}TASK, hf-hub:ORG/NAME, a URL, or a path, which starts with '.', '/' or '~'"
+    expected = (
+        f"; expected {', '.join(names)}, {VTAB}TASK, hf-hub:ORG/NAME, a URL, or the path of a file or folder"
+    )
     return InputError(f"unknown data source {name!r}{hint}" + ("" if hint else expected))

@@ -10,6 +10,8 @@ from vitkit.data.draws import Shuffle, bits
 from vitkit.errors import InputError
 
 Sampling = Literal["shuffle", "balanced"]
+WITHIN_CLASS = 50
+"Attempts to find a readable image of the same class."
 
 
 class Order:
@@ -34,10 +36,13 @@ class Order:
         return self._balanced(positions) if self.sampling == "balanced" else self._shuffled(positions)
 
     def replacement(self, position: int, attempt: int) -> int:
-        """Return another image's index for a position whose image can't be read: balanced, of the same class."""
+        """Return another image's index for a position whose image can't be read: balanced, of the same class if it may.
+
+        After some attempts it is any class's: all images of one may be unreadable.
+        """
         place = np.array([position])
         word = int(bits(self.seed, f"replacement/{attempt}", place)[0, 0])
-        if self.sampling == "shuffle":
+        if self.sampling == "shuffle" or attempt >= WITHIN_CLASS:
             return word % self.length
         members = self.classes[self._walk(place, len(self.classes), "classes")[0]]
         return int(members[word % len(members)])
@@ -47,7 +52,7 @@ class Order:
         return self._walk(positions, self.length, "epoch")
 
     def _balanced(self, positions: np.ndarray) -> np.ndarray:
-        """Each run of positions as long as there are classes holds every class once, and each class its images in turn."""
+        """With C classes, each C positions in a row hold every class once; a class's images come in a shuffled order."""
         rounds = positions // len(self.classes)
         numbers = self._walk(positions, len(self.classes), "classes")
         indices = np.empty_like(positions)

@@ -14,18 +14,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitkit.config import Bounds, check_choice
-from vitkit.data.fetch import BadImages
-from vitkit.data.images import FORMATS, ORIENTATION, read_image
+from vitkit.config import Bounds
+from vitkit.data.images import ORIENTATION, open_image, read_image
 from vitkit.data.open import open_data, open_splits
 from vitkit.data.sources.files import find_files, is_url
 from vitkit.data.sources.labels import parse_names
 from vitkit.data.sources.source import Picture, Source, fingerprint, match_classes, read_file
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import MADE
-from vitkit.data.threads import Progress, Unreadable, work_through
+from vitkit.data.threads import Unreadable, work_through
+from vitkit.data.unreadable import BadImageRule, BadImages, Skipped, skipped_notes
 from vitkit.errors import InputError
 from vitkit.files import write_file, written_whole
+from vitkit.progress import Progress, showing
 from vitkit.results import Result, as_json
 from vitkit.runs import RunFolder
 
@@ -118,18 +119,20 @@ def pack(
     to: Format = "tar",
     images_per_shard: int = 10_000,
     quality: int = 95,
-    bad_images: BadImages = "error",
+    bad_images: BadImages = "skip",
     force: bool = False,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = True,
 ) -> PackResult:
     """Write each split of a source into shards of a folder, and return what is there.
 
     size: the shorter side that larger images get; others keep their pixels.
     quality: of the JPEGs that shrunk images become.
+    bad_images: "skip", "error" or "any": what is done with unreadable images.
+    progress: False shows none; a function is told how many images are done, and of how many.
     """
     spec = as_spec(source)
     _check_settings(size, to, images_per_shard, quality)
-    check_choice("bad_images", bad_images, BadImages)
+    rule = BadImageRule(bad_images, "option")
     target = Path(target).expanduser()
     _keep_apart(spec, target)
     sources, notes = _open(spec)
@@ -141,25 +144,32 @@ def pack(
     settings = PackSettings(to, size, quality, images_per_shard)
     content = {part.split: fingerprint(part) for part in sources}
     lines = _lines(names)
-    with RunFolder(target, settings.to_json(), kind="pack", force=force) as folder:
+    with (
+        RunFolder(target, settings.to_json(), kind="pack", force=force) as folder,
+        showing(progress, "packing") as tell,
+    ):
         _check_content(folder, content)
         folder.clear()
         known = {name: _read_record(found) for name, found in folder.record["shards"].items()}
         records = {name: one for name, one in known.items() if _size(folder.path / name) == one.bytes}
         resumed = len(records)
-        for entry in _unreadable(records):
-            _refuse(entry, bad_images)
-        todo = [shard for shard in _plan(sources, to, images_per_shard) if shard.name not in records]
+        skipped = {source.split: Skipped(source, rule) for source in sources}
+        todo = []
+        for shard in _plan(sources, to, images_per_shard):
+            if shard.name in records:
+                skipped[shard.source.split].add(_places(shard, records[shard.name].unreadable))
+            else:
+                todo.append(shard)
         total, done = sum(len(shard.indices) for shard in todo), 0
 
         def step() -> None:
             nonlocal done
             done += 1
-            if progress:
-                progress(done, total)
+            if tell:
+                tell(done, total)
 
         for shard in todo:
-            records[shard.name] = _write(shard, folder.path, settings, bad_images, step)
+            records[shard.name] = _write(shard, folder.path, settings, skipped[shard.source.split], step)
             write_file(folder.path / "classes.txt", lines)
             shards = as_json(records)
             folder.update(status="running", source=str(spec), content=content, complete=False, shards=shards)
@@ -177,7 +187,7 @@ def pack(
         shards=len(records),
         resumed_shards=resumed,
         unreadable=_unreadable(records),
-        notes=notes,
+        notes=[*notes, *skipped_notes(_unreadable(records))],
     )
 
 
@@ -335,9 +345,9 @@ def _check_content(folder: RunFolder, content: dict[str, str]) -> None:
 
 
 def _write(
-    shard: Shard, folder: Path, settings: PackSettings, bad_images: BadImages, step: Callable[[], None]
+    shard: Shard, folder: Path, settings: PackSettings, skipped: Skipped, step: Callable[[], None]
 ) -> ShardRecord:
-    """Write one shard and return its record."""
+    """Write one shard and return its record; `skipped` judges the unreadable images of its split so far."""
     source, images, shrunk = shard.source, 0, 0
     unreadable: list[Unreadable] = []
 
@@ -347,7 +357,7 @@ def _write(
             source, shard.indices, lambda picture: shrink(picture, settings.size, settings.quality)
         ):
             if isinstance(result, Unreadable):
-                _refuse(result, bad_images)
+                skipped.add({index: result})
                 unreadable.append(result)
             else:
                 images += 1
@@ -361,11 +371,11 @@ def _write(
     return ShardRecord(source.split, images, shrunk, path.stat().st_size, tuple(unreadable))
 
 
-def _refuse(entry: Unreadable, bad_images: BadImages) -> None:
-    if bad_images == "error":
-        raise InputError(
-            f"cannot read {entry.image}: {entry.reason}; --bad-images skip (bad_images='skip') leaves such images out"
-        )
+def _places(shard: Shard, unreadable: Sequence[Unreadable]) -> dict[int, Unreadable]:
+    """Return the unreadable images of a shard that is written, by their places in the split."""
+    known = {entry.image: entry for entry in unreadable}
+    places = shard.indices.tolist() if known else []
+    return {index: known[where] for index in places if (where := shard.source.where(index)) in known}
 
 
 def _read_record(found: dict[str, Any]) -> ShardRecord:
@@ -391,7 +401,7 @@ def _numbers_mislead(class_names: Sequence[str]) -> bool:
 
 def _kept_suffix(data: bytes) -> str | None:
     """Return the suffix of a file that every reader decodes alike; None for others."""
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with open_image(io.BytesIO(data)) as image:
         plain = image.mode in ("RGB", "L") and not image.has_transparency_data
         is_moving = getattr(image, "is_animated", False)
         try:

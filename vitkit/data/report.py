@@ -17,16 +17,18 @@ from PIL import Image
 
 from vitkit.config import Bounds
 from vitkit.data.decode import decode
-from vitkit.data.images import FORMATS
+from vitkit.data.images import open_image
 from vitkit.data.open import JOINT, open_data, open_splits
 from vitkit.data.sources.source import Picture, Source, count_classes, spread
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import counted
-from vitkit.data.threads import Progress, Unreadable, work_through
+from vitkit.data.threads import Unreadable, work_through
+from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.figures.sheets import TILE, TILES, SheetRow, contact_sheet, fit_tile, name_class
-from vitkit.files import written_whole
+from vitkit.files import check_free, written_whole
 from vitkit.notes import Note
+from vitkit.progress import Progress, showing
 from vitkit.results import Result
 
 MOST_ROWS = 24
@@ -148,6 +150,12 @@ class DataReport(Result):
     sheet: str | None
     notes: list[str]
 
+    _leads = ("data", "num_classes", "faults", "num_unreadable")
+    _tables = ("splits",)
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        return png_files([self.sheet] if self.sheet else [])
+
     @property
     def num_unreadable(self) -> int:
         """Images that can't be read, of these splits and of what they were compared with."""
@@ -174,13 +182,14 @@ def describe_data(
     images: int | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = True,
 ) -> DataReport:
     """Read every image of a data set and return what was found.
 
     against: another set, whose images are looked for in this one.
     images: read at most so many of each split, evenly spread.
     out: PNG to draw some images of each class on.
+    progress: False shows none; a function is told how many images are done, and of how many.
     """
     spec = as_spec(spec)
     Bounds(at_least=1).check("images", images)
@@ -199,7 +208,8 @@ def describe_data(
         against = replace(against, split=source.split)
         other = SplitImages(source, False, spread(len(source), images or len(source)))
     everything = [*parts, other] if other else parts
-    _read(everything, progress)
+    with showing(progress, "reading") as tell:
+        _read(everything, tell)
     if sheet is not None:
         write_sheet(shown[0].source, sheet)
     return DataReport(
@@ -253,9 +263,7 @@ def look_at(picture: Picture) -> ImageFacts:
     if isinstance(picture, np.ndarray):
         return ImageFacts(digest.digest(), height, width, "L" if picture.shape[2] == 1 else "RGB", "array")
     try:
-        with Image.open(
-            io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS
-        ) as image:
+        with open_image(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as image:
             mode, kind = image.mode, image.format or "unknown"
     except Exception:  # a JPEG that torchvision reads and Pillow doesn't
         mode, kind = "unknown", "JPEG"
@@ -393,8 +401,7 @@ def _target(path: Path, force: bool) -> Path:
         raise InputError(
             f"cannot write {path}: {'it is a folder' if path.is_dir() else f'no folder {path.parent}'}"
         )
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; --force (force=True) overwrites it")
+    check_free(path, force=force)
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -89,7 +89,7 @@ def choose_files(paths: Sequence[str], asked: str | None, default: Default, name
     if not groups:
         return Chosen(chosen, without, without, True, notes)
     if without:
-        notes.append(Note(f"{name}: left out {listed(without)}, whose names say no split", "data"))
+        notes.append(Note(f"{name}: left out {listed(without)}, whose names say no split", "warning"))
     every = [path for group in groups.values() for path in group]
     files = every if chosen == "all" else groups[chosen]
     return Chosen(chosen, files, groups.get("train", every), False, notes)
@@ -111,8 +111,22 @@ def make_split(source: Source, split: str, place: str) -> Source:
     part.split = split
     counts = ", ".join(f"{name} {mask.sum():,}" for name, mask in masks.items())
     text = f"{source.name}: has no split; made one by content, always the same: {counts}; ':all' is all of it"
-    part.notes = (*source.notes, Note(text, "data"))
+    part.notes = (*source.notes, Note(text, "data"), *_unmeasured(source, masks["test"]))
     return part
+
+
+def _unmeasured(source: Source, test: np.ndarray) -> Iterator[Note]:
+    """Say which classes have too few images for the made test split: one, or copies of one."""
+    if source.is_multi_label:
+        return
+    whole, held = (
+        np.bincount(labels, minlength=source.num_classes) for labels in (source.labels, source.labels[test])
+    )
+    names = [source.class_names[number] for number in np.flatnonzero((whole > 0) & (held == 0))]
+    if names:
+        classes = counted(len(names), "class")
+        text = f"{source.name}: too few images to measure {classes}, learned from alone: {listed(names)}"
+        yield Note(text, "data")
 
 
 def made_splits(source: Source) -> dict[str, np.ndarray]:

@@ -6,18 +6,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from vitkit.data.images import ROOM
-from vitkit.data.sources.source import Picture, Source, what_is_wrong
+from vitkit.data.sources.source import Picture, Source, read_picture, what_is_wrong
 from vitkit.errors import InputError
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-Progress = Callable[[int, int], None]
-"Told how many images are done, and of how many."
 _CHUNK = 16
 
 
@@ -26,6 +25,24 @@ class Unreadable(NamedTuple):
 
     image: str
     reason: str
+    data: str = ""
+    "The DATA that it belongs to, with its split; empty for files that were given one by one."
+
+
+def as_unreadable(source: Source, index: int, error: Exception) -> Unreadable:
+    """Return an image that could not be read, and why."""
+    where = source.where(index)
+    return Unreadable(where, what_is_wrong(where, error), opened_data(source))
+
+
+def opened_data(source: Source) -> str:
+    """Return the DATA, without slice and shots, that `open_data` opened for a source or for what it is a part of."""
+    opened: Source | None = source
+    while opened is not None and opened.spec is None:
+        opened = getattr(opened, "source", None)
+    if opened is None or opened.spec is None:
+        return ""
+    return str(replace(opened.spec.whole, split=opened.split))
 
 
 def map_in_order(
@@ -65,12 +82,11 @@ def work_through(
         done: list[tuple[int, Value | Unreadable]] = []
         for place, index in enumerate(part.tolist()):
             try:
-                picture = source.read(index) if rendered is None else rendered[place]
+                picture = read_picture(source, index) if rendered is None else rendered[place]
                 with ROOM.hold():
                     done.append((index, function(picture)))
             except InputError as error:
-                where = source.where(index)
-                done.append((index, Unreadable(where, what_is_wrong(where, error))))
+                done.append((index, as_unreadable(source, index, error)))
         return done
 
     # Chunks, because generated images are rendered faster together.

@@ -1,46 +1,52 @@
-"""Frozen features: what a model's head reads of every image, computed once, kept on disk, read in blocks."""
+"""Frozen features: what a model's head reads of every image, computed once for each image and kept on disk."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitkit.data.cache import cache_folder
 from vitkit.data.open import Data, open_data
 from vitkit.data.pipeline import Pipeline
-from vitkit.data.sources.source import Source, fingerprint
+from vitkit.data.sources.source import Source, Subset, image_keys
 from vitkit.data.splits import Default
-from vitkit.data.threads import Progress
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule, BadImages, Skipped
+from vitkit.errors import InputError
 from vitkit.evaluation.passes import SourcePass
-from vitkit.files import written_whole
-from vitkit.models.configs import Size
+from vitkit.evaluation.row_store import RowStore
+from vitkit.models.configs import OwnConfig, Size
 from vitkit.models.model import HEAD, check_rgb
 from vitkit.notes import Note
-from vitkit.predictor import Predictor, load
+from vitkit.predictor import AnyModel, Predictor, load
+from vitkit.progress import Progress
 from vitkit.world import World, check_alone
 
-DIGEST_BYTES = 16
-_READ_BYTES = 2**24
+# Settings of models that only training, or a new head, reads.
+_TRAINING_ONLY = (
+    *("num_classes", "head_bias", "dropout", "attention_dropout", "stochastic_depth", "patch_dropout"),
+)
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a model makes of a source's images."""
+    """What a model makes of the images of a source that can be read."""
 
     x: np.ndarray
-    "float32 (images, width); mapped from the cache's file, so that it may be larger than memory."
+    "float32 (images, width); where one file of the cache holds it, mapped from there: it may be larger than memory."
     labels: np.ndarray
+    "Of these images."
+    indices: np.ndarray
+    "Their places in the source, in order."
     class_names: tuple[str, ...]
+    bad: dict[int, Unreadable]
+    "Unreadable images, by place in the source."
     notes: tuple[str, ...]
 
 
@@ -54,40 +60,74 @@ def frozen_features(
     progress: Progress | None = None,
     cache: bool = True,
     pipeline: Pipeline | None = None,
+    bad_images: BadImages | BadImageRule = "skip",
+    judge: bool = True,
 ) -> Features:
-    """Return the features of the images of DATA, from the cache if they are there."""
+    """Return the features of the images of DATA; those that the cache has are not computed.
+
+    progress: told how many of the others are done, and of how many.
+    judge: whether too many unreadable images are an error; the caller may know of more images than these.
+    """
+    rule = bad_images if isinstance(bad_images, BadImageRule) else BadImageRule(bad_images)
     source = open_data(data, default=default, classes=classes)
     notes = list(source.notes)
-    path = cache_folder() / "features" / f"{_key(predictor, source, pipeline)}.npy"
-
-    def found(x: np.ndarray) -> Features:
-        return Features(x, source.labels, source.class_names, tuple(notes))
-
+    cache = cache and _may_be_kept(predictor, source)
+    x, has = np.empty((0, 0), np.float32), np.zeros(len(source), bool)
+    store = _store(predictor, pipeline)
+    keys = image_keys(source) if cache else np.empty((len(source), 2), np.uint64)
     if cache:
-        try:
-            return found(_read(path, len(source)))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            notes.append(Note(f"{path} can't be used ({error}): features were computed again", "warning"))
-    world = World(0, 1, predictor.device)
-    images = SourcePass(
-        source, predictor.preprocessing, world=world, batch_size=batch_size, pipeline=pipeline
-    )
-    passed = images.batches(predictor.model, images.features_of(predictor.model), progress)
-    batches = (rows.cpu() for _, rows in passed)
-    first = next(batches)
-    needed = len(source) * first.shape[1] * first.element_size()
-    if cache and _has_room(path.parent, needed):
-        _write(path, len(source), first, batches)
-        return found(_read(path, len(source)))
-    if cache:
-        text = f"features are not kept: no room for {needed / 1e6:,.0f} MB in {path.parent}"
-        notes.append(Note(text, "warning"))
-    return found(torch.cat([first, *batches]).numpy())
+        found = store.find(keys)
+        x, has = found.x, found.has
+        notes += [Note(f"{text}: its features are computed again", "warning") for text in found.damaged]
+    missing, bad = np.flatnonzero(~has), dict[int, Unreadable]()
+    if len(missing):
+        images = SourcePass(
+            Subset(source, missing) if has.any() else source,
+            predictor.preprocessing,
+            world=World(0, 1, predictor.device),
+            batch_size=batch_size,
+            pipeline=pipeline,
+            bad_images=rule,
+        )
+        passed = images.batches(predictor.model, images.features_of(predictor.model), progress)
+        rows: Iterator[tuple[np.ndarray, np.ndarray]] = ((at, part.cpu().numpy()) for at, part in passed)
+        if first := next(rows, None):
+            rows = chain([first], rows)
+            needed = len(missing) * first[1].nbytes // len(first[1])
+            if cache and store.has_room(needed):
+                store.add(keys[missing], rows)
+                found = store.find(keys)
+                x, has = found.x, found.has
+            else:
+                x, has = _joined(x, has, missing, rows)
+                if cache:
+                    text = (
+                        f"features are not kept: no room for {needed / 1e6:,.0f} MB in {store.folder.parent}"
+                    )
+                    notes.append(Note(text, "warning"))
+        bad = {int(missing[place]): entry for place, entry in images.loader.bad.items()}
+    if judge:
+        Skipped(source, rule).add(bad)
+    if len(x) + len(bad) < len(source):
+        raise InputError(f"{store.folder} lost features while they were read: run the same command again")
+    return Features(x, source.labels[has], np.flatnonzero(has), source.class_names, bad, tuple(notes))
 
 
-def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_size: Size | None) -> Predictor:
+def is_kept(predictor: Predictor, source: Source) -> bool:
+    """Say whether a model's features of nearly all images of a source are in the cache."""
+    return _may_be_kept(predictor, source) and _store(predictor).has(image_keys(source)).mean() > 0.9
+
+
+def _may_be_kept(predictor: Predictor, source: Source) -> bool:
+    """Say whether features stay as they are: the code of a module of the user's own may change, unseen."""
+    return not source.may_change and not isinstance(predictor.model.config, OwnConfig)
+
+
+def _store(predictor: Predictor, pipeline: Pipeline | None = None) -> RowStore:
+    return RowStore(cache_folder() / "features" / _digest(predictor, pipeline))
+
+
+def load_frozen(model: AnyModel, device: str, image_size: Size | None) -> Predictor:
     """Return a model; an untrained one has the same random weights each time."""
     check_alone("frozen features are measured in one process: start without torchrun")
     with torch.random.fork_rng(devices=[]):
@@ -97,63 +137,26 @@ def load_frozen(model: str | os.PathLike[str] | Predictor, device: str, image_si
     return predictor
 
 
-def _key(predictor: Predictor, source: Source, pipeline: Pipeline | None = None) -> str:
-    """Return a text that changes when the weights, the preprocessing or an image does."""
+def _digest(predictor: Predictor, pipeline: Pipeline | None) -> str:
+    """Return a text that changes when the weights do, or how images are prepared for them."""
     digest = hashlib.blake2b(digest_size=16)
     config = dataclasses.asdict(predictor.model.config)
-    del config["num_classes"]
-    digest.update(repr(("float32", config, predictor.preprocessing)).encode())
-    if pipeline is not None:
-        digest.update(str(pipeline).encode())
+    read = {name: value for name, value in config.items() if name not in _TRAINING_ONLY}
+    digest.update(repr(("float32", read, predictor.preprocessing, pipeline and str(pipeline))).encode())
     for name, tensor in predictor.model.state_dict().items():
         if not name.startswith(HEAD):  # features don't depend on it
             digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    digest.update(fingerprint(source, labelled=False).encode())
     return digest.hexdigest()
 
 
-def _has_room(folder: Path, needed: int) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > needed + 2**20
-    except OSError:
-        return False
-
-
-def _write(path: Path, count: int, first: Tensor, others: Iterator[Tensor]) -> None:
-    """Write a .npy file batch by batch, with a digest of it after its end, where NumPy doesn't look."""
-    header = io.BytesIO()
-    shape = {"descr": "<f4", "fortran_order": False, "shape": (count, first.shape[1])}
-    np.lib.format.write_array_header_1_0(header, shape)
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    with written_whole(path) as part, open(part, "wb") as file:
-
-        def put(data: bytes) -> None:
-            digest.update(data)
-            file.write(data)
-
-        put(header.getvalue())
-        put(first.numpy().tobytes())
-        for rows in others:
-            put(rows.numpy().tobytes())
-        file.write(digest.digest())
-
-
-def _read(path: Path, count: int) -> np.ndarray:
-    """Map a file of features into memory; ValueError for one that isn't as it was written."""
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    with open(path, "rb") as file:
-        left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
-        while left > 0:
-            data = file.read(min(left, _READ_BYTES))
-            if not data:
-                raise ValueError("it became shorter")
-            digest.update(data)
-            left -= len(data)
-        if file.read() != digest.digest():
-            raise ValueError("its checksum is wrong")
-    x: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    if x.dtype != np.float32 or x.ndim != 2 or len(x) != count:
-        raise ValueError(f"it holds {x.dtype} of shape {x.shape}")
-    return x
+def _joined(
+    x: np.ndarray, has: np.ndarray, missing: np.ndarray, rows: Iterator[tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the cache with those that come for the missing images, in the order of the source."""
+    places, values = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    every = np.concatenate([np.flatnonzero(has), missing[places]])
+    order = np.argsort(every)
+    has = has.copy()
+    has[every] = True
+    return np.concatenate([x.reshape(-1, values.shape[1]), values])[order], has

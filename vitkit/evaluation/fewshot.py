@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from vitkit.config import Bounds, check_choice
 from vitkit.data.open import Data
 from vitkit.data.pipeline import Pipeline, Step
 from vitkit.data.sources.source import Source, Subset, choose_shots
-from vitkit.data.threads import Progress
+from vitkit.data.unreadable import BadImages
 from vitkit.errors import InputError
 from vitkit.evaluation.frozen import (
     FrozenEvaluator,
@@ -31,7 +31,8 @@ from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.passes import SourcePasses
 from vitkit.models.configs import Size
 from vitkit.notes import Note
-from vitkit.predictor import Predictor
+from vitkit.predictor import AnyModel, Predictor
+from vitkit.progress import Progress, showing
 from vitkit.results import Result
 
 L2 = 1024.0
@@ -144,9 +145,12 @@ class FewShotResult(FrozenResult):
     notes: tuple[str, ...]
     seconds: float
 
+    _leads = ("results", "model", "train", "test")
+    _tables = ("results",)
+
 
 def fewshot(
-    model: str | os.PathLike[str] | Predictor,
+    model: AnyModel,
     data: Data,
     *,
     shots: Sequence[int] = (1, 5, 10, 25),
@@ -157,7 +161,8 @@ def fewshot(
     device: str = "auto",
     batch_size: int = 64,
     image_size: Size | None = None,
-    progress: Progress | None = None,
+    bad_images: BadImages = "skip",
+    progress: bool | Progress | None = True,
 ) -> FewShotResult:
     """Return the accuracy by number of images a class, over choices of them.
 
@@ -165,28 +170,39 @@ def fewshot(
     l2: strength of regularisation, or "sweep": the older 30, of which the best on the data measured on is reported.
     preprocessing: "model" prepares images as the model's folder states it; "protocol" as big_vision's few-shot code
     does: squashed to 8/7 of the model's input (256x256 for 224), the centre cut out, values from -1 to 1.
+    bad_images: "skip", "error" or "any"; the next image of its class takes the place of an unreadable shot.
+    progress: False shows none; a function is told how many images are done, and of how many.
     """
     _check(shots, seeds, l2)
     check_choice("preprocessing", preprocessing, PreprocessingChoice)
     pair = open_pair(data, evaluate)
-    chosen = {(count, seed): _choose(pair.train, count, seed) for count in shots for seed in range(seeds)}
-    union = np.unique(np.concatenate(list(chosen.values())))
-    features = pair.features(
-        model,
-        device=device,
-        batch_size=batch_size,
-        image_size=image_size,
-        progress=progress,
-        only=union,
-        adapt=as_protocol if preprocessing == "protocol" else None,
-    )
+    chosen: dict[tuple[int, int], np.ndarray] = {}
+
+    def choose(unreadable: Collection[int]) -> np.ndarray:
+        """Return all images that any number of shots and seed learn from, in order."""
+        for count, seed in product(shots, range(seeds)):
+            chosen[count, seed] = _choose(pair.train, count, seed, unreadable)
+        return np.unique(np.concatenate(list(chosen.values())))
+
+    choose(())  # what can't be chosen is an error before the model is loaded
+    with showing(progress, "features") as tell:
+        features = pair.features(
+            model,
+            device=device,
+            batch_size=batch_size,
+            image_size=image_size,
+            progress=tell,
+            bad_images=bad_images,
+            choose=choose,
+            adapt=as_protocol if preprocessing == "protocol" else None,
+        )
     train, test = features.train, features.test
     strengths = SWEEP if l2 == "sweep" else (float(l2),)
     results = []
     for count in shots:
         table = []  # (seeds, strengths)
         for seed in range(seeds):
-            rows = np.searchsorted(union, chosen[count, seed])
+            rows = np.searchsorted(train.indices, chosen[count, seed])
             solver = FewShot(strengths[0]).fit(train.x[rows], train.labels[rows])
             table.append(_measure(solver, test.x, test.labels, strengths))
         best = choose_l2(np.mean(table, axis=0)[None])
@@ -248,10 +264,12 @@ class FewShotEvaluator(FrozenEvaluator):
         _check((shots,), seeds, l2)
         chosen = [_choose(train, shots, seed) for seed in range(seeds)]
         union = np.unique(np.concatenate(chosen))
+        part = Subset(train, union)
+        part.may_lack_classes = True  # shots are so few that one of them may be all of a class
         super().__init__(
             f"fewshot_{shots}",
             FewShot(l2),
-            passes(Subset(train, union)),
+            passes(part),
             passes(test),
             [np.searchsorted(union, indices) for indices in chosen],
         )
@@ -263,12 +281,17 @@ def _measure(solver: FewShot, x: np.ndarray, y: np.ndarray, strengths: Sequence[
     return np.array([np.mean(solver.predict(x) == y)])
 
 
-def _choose(source: Source, shots: int, seed: int) -> np.ndarray:
-    """Return the images to learn from; classes that have none in the source are skipped."""
+def _choose(source: Source, shots: int, seed: int, unreadable: Collection[int] = ()) -> np.ndarray:
+    """Return the images to learn from; classes that have none in the source are skipped.
+
+    unreadable: images in whose place others are chosen; a class that has no others is skipped, too.
+    """
     if source.is_multi_label:
         raise InputError(f"{source.name} is multi-label; shots are chosen by one label per image")
     present, places = np.unique(source.labels, return_inverse=True)
-    return choose_shots(places, shots, seed, [source.class_names[number] for number in present])
+    names = [source.class_names[number] for number in present]
+    advice = "; ask for fewer shots, or leave the class out"
+    return choose_shots(places, shots, seed, names, unreadable=unreadable, advice=advice)
 
 
 def _check(shots: Sequence[int], seeds: int, l2: float | str) -> None:

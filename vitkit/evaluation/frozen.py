@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,13 +15,15 @@ from sklearn.base import ClassifierMixin, clone
 from vitkit.data.open import Data, open_data
 from vitkit.data.pipeline import Pipeline
 from vitkit.data.sources.source import Source, Subset, shared_images
-from vitkit.data.threads import Progress
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule, BadImages, Skipped, skipped_notes
 from vitkit.errors import InputError
 from vitkit.evaluation.features import Features, frozen_features, load_frozen
 from vitkit.evaluation.passes import Rows, SourcePass
 from vitkit.models.configs import Size
 from vitkit.models.model import Model
-from vitkit.predictor import Predictor
+from vitkit.predictor import AnyModel, Predictor
+from vitkit.progress import Progress
 from vitkit.results import Result
 
 R = TypeVar("R", bound="FrozenResult")
@@ -39,14 +41,18 @@ class FrozenResult(Result):
     num_test: int
     image_size: tuple[int, int]
     protocol: str
+    unreadable: tuple[Unreadable, ...]
+    "Images that were skipped."
 
 
 @dataclass(frozen=True)
 class StrengthRow(Result):
-    """The accuracy with a strength of regularisation."""
+    """How well a strength of regularisation did."""
 
     l2: float
     accuracy: float
+    loss: float | None = field(default=None, metadata={"optional": True})
+    "Mean cross-entropy, where the strength is that of a probe."
 
 
 @dataclass(frozen=True)
@@ -60,27 +66,49 @@ class Pair:
 
     def features(
         self,
-        model: str | os.PathLike[str] | Predictor,
+        model: AnyModel,
         *,
         device: str,
         batch_size: int,
         image_size: Size | None,
         progress: Progress | None,
-        only: np.ndarray | None = None,
+        bad_images: BadImages,
+        choose: Callable[[Collection[int]], np.ndarray] | None = None,
         adapt: Callable[[Predictor], tuple[Predictor, Pipeline]] | None = None,
     ) -> PairFeatures:
-        """Return a model's features of both; of `only` these images to learn from.
+        """Return a model's features of both.
 
-        adapt: gives the model and the pipeline to use instead, where images are not prepared as the model states it.
+        choose: returns the images to learn from, where that aren't all; it is told which are known to be unreadable, and
+        asked again when there are more. adapt: gives the model and the pipeline to use instead, where images are not prepared as the model states it.
         """
         predictor, pipeline = load_frozen(model, device, image_size), None
         if adapt is not None:
             predictor, pipeline = adapt(predictor)
-        train, test = (
-            frozen_features(predictor, source, batch_size=batch_size, progress=progress, pipeline=pipeline)
-            for source in (self.train if only is None else Subset(self.train, only), self.test)
+        rule = BadImageRule(bad_images, "option")
+        compute = partial(
+            frozen_features, predictor, batch_size=batch_size, progress=progress, pipeline=pipeline
         )
-        return PairFeatures(predictor, self, train, test)
+        if choose is None:
+            train = compute(self.train, bad_images=rule)
+        else:
+            train = self._chosen(choose, compute, rule)
+        return PairFeatures(predictor, self, train, compute(self.test, bad_images=rule))
+
+    def _chosen(
+        self,
+        choose: Callable[[Collection[int]], np.ndarray],
+        compute: Callable[..., Features],
+        rule: BadImageRule,
+    ) -> Features:
+        """Return the features of images to learn from, others chosen for those that are unreadable."""
+        skipped = Skipped(self.train, rule)
+        while True:
+            places = choose(skipped.found)
+            # Judged by all of train: shots are so few that one of them may be all of a class.
+            found = compute(Subset(self.train, places), bad_images=rule, judge=False)
+            skipped.add({int(places[place]): entry for place, entry in found.bad.items()})
+            if not found.bad:
+                return replace(found, indices=places, bad=skipped.found)
 
 
 @dataclass(frozen=True)
@@ -94,17 +122,19 @@ class PairFeatures:
 
     def result(self, kind: type[R], protocol: str, notes: Sequence[str] = (), **measured: Any) -> R:
         """Return what was measured, of what and how; `notes` follow those of model and data."""
+        unreadable = (*self.train.bad.values(), *self.test.bad.values())
         every = (*self.predictor.notes, *self.train.notes, *self.test.notes, *notes)
         fields: dict[str, Any] = {
             "model": self.predictor.spec,
             "train": self.pair.train.data_name,
             "test": self.pair.test.data_name,
             "num_classes": len(np.unique(self.pair.train.labels)),
-            "num_train": len(self.pair.train),
-            "num_test": len(self.pair.test),
+            "num_train": len(self.pair.train) - len(self.train.bad),
+            "num_test": len(self.test.labels),
             "image_size": self.predictor.preprocessing.size,
             "protocol": protocol,
-            "notes": tuple(dict.fromkeys(every)),
+            "unreadable": unreadable,
+            "notes": tuple(dict.fromkeys((*every, *skipped_notes(unreadable)))),
             "seconds": time.perf_counter() - self.pair.began,
         }
         return kind(**fields, **measured)
@@ -160,9 +190,9 @@ class FrozenEvaluator:
         self.train, self.test, self.world = train, test, train.world
 
     @property
-    def bad(self) -> dict[str, str]:
-        """This process's images that could not be read, with what is wrong with each."""
-        return self.train.bad | self.test.bad
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """Images of all processes that could not be read in the last pass."""
+        return (*self.train.bad.values(), *self.test.bad.values())
 
     def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
         """Return the accuracy, the same on every process."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data.draws import Draw
+from vitkit.data.threads import Unreadable
 from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.evaluation.passes import SourcePass
 from vitkit.models.model import Model
@@ -21,9 +22,9 @@ class HeldOut:
         self.images, self.source = images, images.source
 
     @property
-    def bad(self) -> dict[str, str]:
-        """This process's images that could not be read, with what is wrong with each."""
-        return self.images.bad
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """Images of all processes that could not be read in the last pass."""
+        return tuple(self.images.bad.values())
 
     def run(self, model: Model, dtype: torch.dtype = torch.float32) -> dict[str, float]:
         """Return the metrics of a model, the same on every process."""

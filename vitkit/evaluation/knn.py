@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,13 @@ from torch import Tensor
 from vitkit.config import Bounds
 from vitkit.data.open import Data
 from vitkit.data.sources.source import Source
-from vitkit.data.threads import Progress
+from vitkit.data.unreadable import BadImages
 from vitkit.errors import InputError
 from vitkit.evaluation.frozen import FrozenEvaluator, FrozenResult, check_classes, check_rows, open_pair
 from vitkit.evaluation.passes import SourcePasses
 from vitkit.models.configs import Size
-from vitkit.predictor import Predictor
+from vitkit.predictor import AnyModel
+from vitkit.progress import Progress, showing
 from vitkit.results import Result
 
 K, TEMPERATURE = 20, 0.07
@@ -141,9 +141,12 @@ class KNNResult(FrozenResult):
     notes: tuple[str, ...]
     seconds: float
 
+    _leads = ("results", "model", "train", "test")
+    _tables = ("results",)
+
 
 def knn(
-    model: str | os.PathLike[str] | Predictor,
+    model: AnyModel,
     data: Data,
     *,
     k: int | Sequence[int] = K,
@@ -152,19 +155,28 @@ def knn(
     device: str = "auto",
     batch_size: int = 64,
     image_size: Size | None = None,
-    progress: Progress | None = None,
+    bad_images: BadImages = "skip",
+    progress: bool | Progress | None = True,
 ) -> KNNResult:
     """Return the accuracy of nearest neighbours, for each k and temperature.
 
     evaluate: DATA to measure on; by default the source's test split, else val.
+    bad_images: "skip", "error" or "any": what is done with unreadable images.
+    progress: False shows none; a function is told how many images are done, and of how many.
     """
     ks = [k] if isinstance(k, int) else list(k)
     temperatures = [temperature] if isinstance(temperature, int | float) else list(temperature)
     pair = open_pair(data, evaluate)
     _check(ks, temperatures, len(pair.train))
-    features = pair.features(
-        model, device=device, batch_size=batch_size, image_size=image_size, progress=progress
-    )
+    with showing(progress, "features") as tell:
+        features = pair.features(
+            model,
+            device=device,
+            batch_size=batch_size,
+            image_size=image_size,
+            progress=tell,
+            bad_images=bad_images,
+        )
     train, test = features.train, features.test
     neighbours = KNN(device=features.predictor.device.type, k=ks[0]).fit(train.x, train.labels)
     found = neighbours.accuracies(test.x, test.labels, ks, temperatures)

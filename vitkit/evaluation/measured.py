@@ -7,19 +7,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from vitkit.data.decode import decode
-from vitkit.data.sources.source import Picture, Source
+from vitkit.data.sources.source import Picture, Source, Subset
 from vitkit.data.threads import Unreadable, work_through
 from vitkit.errors import InputError
 from vitkit.evaluation.metrics import (
     Answers,
     average_precision,
     binary_losses,
+    calibration_by_chance,
     calibration_error,
     class_scores,
     confusion_matrix,
@@ -36,6 +38,8 @@ from vitkit.world import World
 
 CONFUSION, MISTAKES = "confusion.png", "mistakes.png"
 MOST_MISTAKES = 24
+MOST_PICTURED = 100
+"Classes up to which a notebook shows their confusion."
 TOP = 5
 
 
@@ -60,7 +64,20 @@ class ClassPrecision(Result):
     average_precision: float
 
 
-SINGLE = ("accuracy", "top_5_accuracy", "balanced_accuracy", "macro_f1", "calibration_error", "confusion")
+@dataclass(frozen=True)
+class Mistake(Result):
+    """A wrong image: where it is, its class, what it was predicted as and with which probability."""
+
+    image: str
+    true: str = field(metadata={"json": "class"})
+    predicted: str
+    probability: float
+
+
+SINGLE = (
+    *("accuracy", "top_5_accuracy", "balanced_accuracy", "macro_f1"),
+    *("calibration_error", "calibration_by_chance", "confusion", "mistakes"),
+)
 SEVERAL = ("mean_average_precision",)
 BOTH = ("loss", "per_class")
 
@@ -78,10 +95,31 @@ class Measures(Result):
     balanced_accuracy: float | None = None
     macro_f1: float | None = None
     calibration_error: float | None = None
+    calibration_by_chance: float | None = None
+    "What a perfectly calibrated model with these confidences would have on average, with so many images."
     mean_average_precision: float | None = None
     per_class: tuple[ClassScore, ...] | tuple[ClassPrecision, ...] | None = None
     confusion: dict[str, dict[str, int]] | None = None
     "Class -> what it was predicted as -> images, the most frequent first, without zeros."
+    mistakes: tuple[Mistake, ...] | None = None
+    "The wrong images that the model was surest of, as mistakes.png shows them."
+
+    _leads: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "mean_average_precision",
+        "top_5_accuracy",
+        "loss",
+        "calibration_error",
+    )
+    _tables = ("per_class",)
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        if not self.confusion or len(self.confusion) > MOST_PICTURED:
+            return []
+        matrix, names = _as_matrix(self.confusion)
+        file = BytesIO()
+        confusion_picture(matrix, names, file)
+        return [(CONFUSION, file.getvalue())]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document, whose keys are those of its kind of labels."""
@@ -89,6 +127,16 @@ class Measures(Result):
         absent = (*(() if has_one else SINGLE), *(() if is_measured and not has_one else SEVERAL))
         absent += () if is_measured else BOTH
         return {key: value for key, value in super().to_json().items() if key not in absent}
+
+
+def _as_matrix(confusion: dict[str, dict[str, int]]) -> tuple[np.ndarray, list[str]]:
+    """Return the images of each class by what they were predicted as, all that is no row in one last column."""
+    places = {name: place for place, name in enumerate(confusion)}
+    matrix = np.zeros((len(places), len(places) + 1), np.int64)
+    for name, row in confusion.items():
+        for predicted, count in row.items():
+            matrix[places[name], places.get(predicted, len(places))] += count
+    return matrix if matrix[:, -1].any() else matrix[:, :-1], list(places)
 
 
 class Predictions:
@@ -168,8 +216,10 @@ class Predictions:
             balanced_accuracy=float(scores.recall[has_images].mean()),
             macro_f1=float(scores.f1[has_images].mean()),
             calibration_error=calibration_error(self.answers.confidence, self.is_right),
+            calibration_by_chance=calibration_by_chance(self.answers.confidence),
             per_class=rows,
             confusion=self._confusion(),
+            mistakes=tuple(map(self._mistake, self.mistakes().tolist())),
         )
 
     def _confusion(self) -> dict[str, dict[str, int]]:
@@ -207,8 +257,10 @@ class Predictions:
             confusion_picture(*self._pictured(), part)
         chosen = self.mistakes()
         shown = work_through(self.source, chosen, _pixels)
+        # One that can't be read any more keeps its place, so that tiles and listed mistakes agree.
         tiles = [
-            Tile(pixels, *self._words(index)) for index, pixels in shown if not isinstance(pixels, Unreadable)
+            Tile(None if isinstance(pixels, Unreadable) else pixels, *self._words(index))
+            for index, pixels in shown
         ]
         wrong = int((~self.is_right).sum())
         with written_whole(mistakes) as part:
@@ -223,6 +275,13 @@ class Predictions:
         others = rows.sum(1, keepdims=True) - inside.sum(1, keepdims=True)
         matrix = np.hstack([inside, others]) if others.any() else inside
         return matrix, [name_class(self.class_names[number], number) for number in kept.tolist()]
+
+    def _mistake(self, index: int) -> Mistake:
+        true, predicted = (
+            self.class_names[self.labels[index]],
+            self.answer_names[self.answers.predicted[index]],
+        )
+        return Mistake(self.source.where(index), true, predicted, float(self.answers.confidence[index]))
 
     def _words(self, index: int) -> tuple[str, str, float]:
         label, answer = self.labels[index], self.answers.predicted[index]
@@ -239,16 +298,19 @@ def measure(
     *,
     batch_size: int = 64,
 ) -> Predictions:
-    """Run a model, where it is, over a source whose classes are the head's (open_data's `classes`)."""
+    """Run a model, where it is, over a source whose classes are the head's (open_data's `classes`).
+
+    Predictions are of the images that can be read.
+    """
     if model.config.num_classes != source.num_classes:
         raise InputError(
             f"the head has {model.config.num_classes} classes, {source.name} {source.num_classes}: "
             "open the data with the head's classes"
         )
     world = World(0, 1, next(model.parameters()).device)
-    logits = SourcePass(source, preprocessing, world=world, batch_size=batch_size).logits(model).values
+    indices, logits = SourcePass(source, preprocessing, world=world, batch_size=batch_size).logits(model)
     check_finite(logits, "the model")
-    return Predictions(logits, source)
+    return Predictions(logits, source if len(indices) == len(source) else Subset(source, indices))
 
 
 def check_finite(logits: np.ndarray, model: str) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 
 BINS = 15
 "Bins of equal width over confidence, as Guo et al. (2017) take them."
+_CHANCES = 100
+"Sets of answers that are drawn to see what calibration error chance alone gives."
 _ROWS = 1024
 "Images that are computed in double precision at a time."
 
@@ -87,6 +89,18 @@ def calibration_error(confidence: np.ndarray, is_right: np.ndarray, bins: int = 
     places = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     gaps = np.bincount(places, weights=is_right - confidence, minlength=bins)
     return float(np.abs(gaps).sum() / len(confidence))
+
+
+def calibration_by_chance(confidence: np.ndarray) -> float:
+    """Return the mean calibration error of answers that are right exactly as often as their confidence says.
+
+    It is above 0, since bins with few images are off by chance: an error near it is no evidence of miscalibration.
+    """
+    random = np.random.default_rng(0)
+    drawn = [
+        calibration_error(confidence, random.random(len(confidence)) < confidence) for _ in range(_CHANCES)
+    ]
+    return float(np.mean(drawn))
 
 
 def binary_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

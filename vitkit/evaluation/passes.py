@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.fetch import BadImages
 from vitkit.data.loader import EvaluationLoader
 from vitkit.data.operations import normalize
 from vitkit.data.pipeline import Pipeline, evaluation_pipeline
 from vitkit.data.sources.source import Source
-from vitkit.data.threads import Progress
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule, BadImages
 from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.models.model import Model, run_in
 from vitkit.models.record import Record
+from vitkit.progress import Progress
 from vitkit.world import World
 
 Function = Callable[[Tensor, np.ndarray], Tensor]
@@ -37,7 +38,7 @@ class Rows(NamedTuple):
 class SourcePass:
     """A pass over a source, which processes share; it can be repeated.
 
-    bad_images: "skip" drops images that can't be read, from all results alike; otherwise they are errors.
+    Unreadable images are skipped, and all results are of the others; by `bad_images`, too many of them are an error.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class SourcePass:
         world: World,
         batch_size: int = 64,
         workers: int | None = None,
-        bad_images: BadImages | None = None,
+        bad_images: BadImages | BadImageRule = "skip",
         pipeline: Pipeline | None = None,
     ) -> None:
         """pipeline: how images are resized and cropped, where that is another than the preprocessing's way."""
@@ -63,20 +64,17 @@ class SourcePass:
             workers=workers,
             bad_images=bad_images,
         )
-
-    @property
-    def bad(self) -> dict[str, str]:
-        """This process's images that could not be read so far, with what is wrong with each."""
-        return self.loader.bad
+        self.bad: dict[int, Unreadable] = {}
+        "Unreadable images of all processes, by index in the source; known at the end of a pass."
 
     def batches(
         self, module: nn.Module, function: Function, progress: Progress | None = None
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield indices and rows of this process's images; `module` is in evaluation mode meanwhile.
 
-        Every process calls `function` equally often, if need be with a blank image, whose row is cut off: a sharded
-        model gathers its weights from all of them in each pass. progress: told how many of this process's images are
-        done, and of how many.
+        Of several processes each calls `function` equally often, if need be with a blank image, whose row is cut off: a
+        sharded model gathers its weights from all of them in each pass. progress: told how many of this process's images
+        are done, and of how many.
         """
         loader, ranks, was_training = self.loader, self.world.ranks, module.training
         calls = -(-len(self.source) // (ranks * loader.batch_size))
@@ -92,7 +90,7 @@ class SourcePass:
                     yield indices, rows
                 shape = (1, len(self.preprocessing.mean), *self.preprocessing.size)
                 blank, nowhere = torch.zeros(shape, dtype=torch.uint8, device=loader.device), np.zeros(1, int)
-                for _ in range(calls):
+                for _ in range(calls if ranks > 1 else 0):
                     yield nowhere[:0], self._call(function, blank, nowhere)[:0]
         finally:
             module.train(was_training)
@@ -106,6 +104,7 @@ class SourcePass:
             found[done : done + len(part)] = indices
             values[done : done + len(part)] = part
             done += len(part)
+        self._share_bad()
         everywhere = self.world.gather(torch.from_numpy(found[:done]))
         self._check_any(len(everywhere))
         return Rows(everywhere.numpy(), self.world.gather(values[:done]).numpy())
@@ -116,6 +115,7 @@ class SourcePass:
         for indices, part in self.batches(module, function):
             count += len(indices)
             sums = sums + part.cpu().double().sum(0)  # MPS has no double precision
+        self._share_bad()
         total = self.world.sum(torch.cat([sums.reshape(-1), torch.tensor([count], dtype=torch.float64)]))
         self._check_any(int(total[-1]))
         return (total[:-1] / total[-1]).tolist()
@@ -165,9 +165,15 @@ class SourcePass:
             size = self.loader.batch_size
             raise InputError(f"out of memory with batch size {size}: give a smaller one") from error
 
+    def _share_bad(self) -> None:
+        """Tell every process of the unreadable images of all, and let each judge alike."""
+        if self.world.any(len(self.loader.bad) > 0):
+            self.bad = self.world.collect(self.loader.bad)
+            self.loader.judge(self.bad)
+
     def _check_any(self, count: int) -> None:
         if not count:
-            raise InputError(f"no image of {self.source.name}:{self.source.split} can be read")
+            raise InputError(f"{self.source.name}:{self.source.split} has no images")
 
 
 SourcePasses = Callable[[Source], SourcePass]

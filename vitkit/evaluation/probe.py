@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from vitkit.config import Bounds
 from vitkit.data.open import Data
-from vitkit.data.sources.source import Source, stratified_split
-from vitkit.data.threads import Progress
+from vitkit.data.sources.source import Source
+from vitkit.data.unreadable import BadImages
 from vitkit.errors import InputError
 from vitkit.evaluation.frozen import (
     FrozenEvaluator,
@@ -28,25 +27,33 @@ from vitkit.evaluation.frozen import (
     open_pair,
     row_blocks,
 )
+from vitkit.evaluation.metrics import read_answers
 from vitkit.evaluation.passes import SourcePasses
+from vitkit.evaluation.temperature import Calibration, FittedTemperature, fit_temperature, measure_calibration
 from vitkit.models.configs import Size
 from vitkit.notes import Note
-from vitkit.predictor import Predictor
+from vitkit.predictor import AnyModel
+from vitkit.progress import Progress, showing
 
 GRID = tuple(10.0**power for power in range(1, -6, -1))
 DEV = 0.1
+HELD_OUT = 200
+"Images that are held out in all, in several turns if one has fewer: a choice by few is mostly chance."
 KEPT_BYTES = 2**30
 
 
 class Probe(ClassifierMixin, BaseEstimator):
     """The minimum of mean cross-entropy + l2 / 2 |weights|², biases free, found by L-BFGS.
 
-    l2: strength of the regularisation; None tries `grid` on a `dev` share of each class, drawn with `seed`, and then
-    learns from all images with the most accurate, of equal ones the strongest.
+    l2: strength of the regularisation; None tries `grid` on images that are held out, then learns from all images with
+    the most accurate strength, of equal ones that with the lowest loss. A temperature for its probabilities is fitted
+    on the same images. A `dev` share of each class is held out, drawn with `seed`; where that is less than 200
+    images, one share after the other.
     tolerance: the greatest entry of the gradient at the end; iterations: the most that are done for it.
     block_size: images taken at once; kept_bytes: standardised features beyond it are computed again in each pass.
-    Learned: classes_, mean_, scale_, coef_ (classes, width), intercept_, l2_, grid_ (l2 -> accuracy on the dev
-    split), n_iter_, converged_.
+    Learned: classes_, mean_, scale_, coef_ (classes, width), intercept_, l2_, n_iter_, converged_, and of the images
+    held out grid_ (l2 -> accuracy), losses_ (l2 -> loss), temperature_ and held_out_, their number; without any, the
+    temperature is 1.
     """
 
     def __init__(
@@ -77,23 +84,15 @@ class Probe(ClassifierMixin, BaseEstimator):
         self.classes_, labels = check_classes(y)
         self.n_features_in_ = x.shape[1]
         self.grid_: dict[float, float] = {}
+        self.losses_: dict[float, float] = {}
+        self.temperature_, self.held_out_ = 1.0, 0
         strengths = self.grid if self.l2 is None else (self.l2,)
         if not len(strengths):
             raise InputError("grid is empty; expected strengths of l2 to choose from")
         Bounds(above=0).check("l2", list(strengths))
         self.l2_ = float(strengths[0])
         if len(strengths) > 1:
-            held = cut_dev(labels, self.dev, self.seed)
-            rest, rows = np.flatnonzero(~held), np.flatnonzero(held)
-            mean, scale = self._statistics(x, rest)
-            data = _Blocks(self, x, labels, mean, scale, rest)
-            test = _Blocks(self, x, labels, mean, scale, rows)
-            weights = None
-            for l2 in sorted(map(float, strengths), reverse=True):
-                weights, _, _ = self._minimise(data, l2, weights)  # each starts where the stronger one ended
-                right = sum(int((_logits(z, weights).argmax(1) == target).sum()) for z, target in test)
-                self.grid_[l2] = right / len(rows)
-            self.l2_ = max(self.grid_, key=lambda l2: (self.grid_[l2], l2))
+            self._choose(x, labels, sorted(map(float, strengths), reverse=True))
         self.mean_, self.scale_ = self._statistics(x, None)
         data = _Blocks(self, x, labels, self.mean_, self.scale_, None)
         weights, self.n_iter_, self.converged_ = self._minimise(data, self.l2_, None)
@@ -103,13 +102,40 @@ class Probe(ClassifierMixin, BaseEstimator):
         )
         return self
 
+    def _choose(self, x: np.ndarray, labels: np.ndarray, strengths: Sequence[float]) -> None:
+        """Find l2_ and temperature_ by images that are held out, those of each turn judged by what the others teach."""
+        turns = cut_dev(labels, self.dev, self.seed)
+        judged = labels[np.concatenate(turns)]
+        pairs: list[tuple[_Blocks, _Blocks]] = []
+        for rows in turns:
+            rest = np.setdiff1d(np.arange(len(labels)), rows)
+            mean, scale = self._statistics(x, rest)
+            learned, held = (_Blocks(self, x, labels, mean, scale, part) for part in (rest, rows))
+            pairs.append((learned, held))
+        right = np.eye(len(self.classes_), dtype=bool)
+        weights: list[Tensor | None] = [None] * len(pairs)
+        best, best_logits = (-1.0, 0.0), np.empty(0)
+        for l2 in strengths:
+            parts = []
+            for turn, (learned, held) in enumerate(pairs):
+                found, _, _ = self._minimise(learned, l2, weights[turn])  # from where the stronger one ended
+                parts += [_logits(z, found).float().cpu().numpy() for z, _ in held]
+                weights[turn] = found
+            logits = np.concatenate(parts)
+            answers = read_answers(logits, judged, right)
+            self.grid_[l2] = float((answers.ranks == 0).mean())
+            self.losses_[l2] = float(answers.losses.mean())
+            if (score := (self.grid_[l2], -self.losses_[l2])) > best:
+                self.l2_, best, best_logits = l2, score, logits
+        self.temperature_, self.held_out_ = fit_temperature(best_logits, judged), len(judged)
+
     def decision_function(self, x: Any) -> np.ndarray:
-        """Return logits: (images, classes)."""
+        """Return logits, not divided by the temperature: (images, classes)."""
         return np.concatenate(list(self._scores(x)))
 
     def predict_proba(self, x: Any) -> np.ndarray:
         """Return the probability of each class: (images, classes)."""
-        return torch.from_numpy(self.decision_function(x)).softmax(1).numpy()
+        return torch.from_numpy(self.decision_function(x) / self.temperature_).softmax(1).numpy()
 
     def predict(self, x: Any) -> np.ndarray:
         """Return the likeliest class."""
@@ -205,14 +231,24 @@ def _free_bytes(device: torch.device) -> int:
 
 def cut_dev(
     labels: np.ndarray, share: float, seed: int, advice: str = "give --l2 (l2= in Python)"
-) -> np.ndarray:
-    """Return a mask of images to hold out, a share of each class, one at least where it has two."""
+) -> list[np.ndarray]:
+    """Return the images to hold out in each turn, int64: a share of each class, one at least where it has two.
+
+    There are as many turns as hold out HELD_OUT images, or all.
+    """
     Bounds(above=0, below=1).check("dev", share)
-    hashes = np.random.default_rng(seed).permutation(len(labels)).astype(np.uint64)
-    held = stratified_split(labels, hashes, share)
-    if not held.any():
+    counts = np.bincount(labels)
+    sizes = np.minimum(counts - 1, np.maximum(1, np.floor(share * counts + 0.5))).astype(np.int64)
+    if not (sizes > 0).any():
         raise InputError(f"no class has two images, so that the dev split is empty: {advice}")
-    return held
+    order = np.lexsort((np.random.default_rng(seed).permutation(len(labels)), labels))
+    places = np.empty(len(labels), np.int64)  # of an image among those of its class, in the order of a draw
+    places[order] = np.arange(len(labels)) - (np.cumsum(counts) - counts)[labels[order]]
+    rows = np.flatnonzero(sizes[labels] > 0)
+    turn = places[rows] // sizes[labels[rows]]
+    totals = np.cumsum(np.bincount(turn))
+    needed = int(np.searchsorted(totals, min(HELD_OUT, totals[-1]))) + 1
+    return [rows[turn == number] for number in range(needed)]
 
 
 @dataclass(frozen=True)
@@ -222,15 +258,22 @@ class ProbeResult(FrozenResult):
     accuracy: float
     l2: float
     grid: tuple[StrengthRow, ...]
-    "Accuracies on the dev split; none where l2 was given."
+    "Accuracies and losses on the images of train that were held out; none where l2 was given."
     iterations: int
     converged: bool
+    calibration_error: float | None
+    "At temperature 1."
+    calibration: Calibration | None
+    "None where l2 was given: no images were held out to fit a temperature on."
     notes: tuple[str, ...]
     seconds: float
 
+    _leads = ("accuracy", "l2", "model", "train", "test")
+    _tables = ("grid",)
+
 
 def probe(
-    model: str | os.PathLike[str] | Predictor,
+    model: AnyModel,
     data: Data,
     *,
     l2: float | None = None,
@@ -238,20 +281,29 @@ def probe(
     device: str = "auto",
     batch_size: int = 64,
     image_size: Size | None = None,
-    progress: Progress | None = None,
+    bad_images: BadImages = "skip",
+    progress: bool | Progress | None = True,
 ) -> ProbeResult:
     """Return the accuracy of logistic regression on frozen features.
 
-    l2: strength of regularisation, by default chosen on a tenth of train.
+    l2: strength of regularisation, by default chosen on a tenth of train, which a temperature is fitted on, too.
     evaluate: DATA to measure on; by default the source's test split, else val.
+    bad_images: "skip", "error" or "any": what is done with unreadable images.
+    progress: False shows none; a function is told how many images are done, and of how many.
     """
     Bounds(above=0).check("l2", l2)
     pair = open_pair(data, evaluate)
     if l2 is None:
         cut_dev(pair.train.labels, DEV, seed=0)
-    features = pair.features(
-        model, device=device, batch_size=batch_size, image_size=image_size, progress=progress
-    )
+    with showing(progress, "features") as tell:
+        features = pair.features(
+            model,
+            device=device,
+            batch_size=batch_size,
+            image_size=image_size,
+            progress=tell,
+            bad_images=bad_images,
+        )
     train, test = features.train, features.test
     fitted = Probe(l2, device=features.predictor.device.type).fit(train.x, train.labels)
     notes = []
@@ -263,17 +315,25 @@ def probe(
         notes.append(Note(text, "advice"))
     how = f"l2 {fitted.l2_:g}"
     if l2 is None:
-        how += f", the best of {len(GRID)} on a tenth of train, then learned from all of train"
+        held_out = f"{fitted.held_out_:,} held-out images of train"
+        how += f", the best of {len(GRID)} on {held_out}, then learned from all of train"
     how = f"multinomial logistic regression on standardised features, {how}"
+    logits = fitted.decision_function(test.x)
+    places = np.searchsorted(fitted.classes_, test.labels)
+    fitted_on = f"held-out images of {pair.train.data_name}"
+    fit = FittedTemperature(fitted.temperature_, fitted_on, fitted.held_out_)
+    calibration = measure_calibration(logits, places, fit)
     return features.result(
         ProbeResult,
         how,
         notes,
-        accuracy=float(np.mean(fitted.predict(test.x) == test.labels)),
+        accuracy=float(np.mean(logits.argmax(1) == places)),
         l2=fitted.l2_,
-        grid=tuple(StrengthRow(strength, value) for strength, value in fitted.grid_.items()),
+        grid=tuple(StrengthRow(l2, value, fitted.losses_[l2]) for l2, value in fitted.grid_.items()),
         iterations=fitted.n_iter_,
         converged=fitted.converged_,
+        calibration_error=calibration.error_before,
+        calibration=calibration if l2 is None else None,
     )
 
 

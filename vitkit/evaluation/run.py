@@ -14,19 +14,23 @@ from vitkit.config import check_choice
 from vitkit.data.open import Data, open_data
 from vitkit.data.sources.folder import scan
 from vitkit.data.sources.source import Source, Subset
-from vitkit.data.spec import as_spec
-from vitkit.data.threads import Progress
+from vitkit.data.spec import DataSpec, as_spec
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule, BadImages, skipped_notes
+from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.evaluation.classes import Among, HeadClasses, Matching, match, read_mapping
 from vitkit.evaluation.imagenet import NUM_CLASSES
+from vitkit.evaluation.learned import warn_if_learned
 from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measures, Predictions, check_finite
 from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.real import RealAccuracy, read_real, real_accuracy, validation_numbers
-from vitkit.files import digest, written_whole
+from vitkit.files import check_free, digest, written_whole
 from vitkit.models.configs import Size
 from vitkit.models.model import check_rgb
-from vitkit.notes import Note
-from vitkit.predictor import Names, Predictor, choose_device, load
+from vitkit.notes import Note, worded
+from vitkit.predictor import AnyModel, Names, Predictor, choose_device, load, named_model
+from vitkit.progress import Progress, showing
 from vitkit.weights.load import weight_file
 from vitkit.world import join_world
 
@@ -43,15 +47,27 @@ class Evaluation(Measures):
     image_size: tuple[int, int]
     data: str
     images: int
+    "That were measured."
     left_out: int
+    "By the mapping."
     classes: int
     real: RealAccuracy | None = field(default=None, metadata={"optional": True})
+    unreadable: tuple[Unreadable, ...] = ()
+    "Images that were skipped."
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
 
+    _leads = (
+        *("accuracy", "mean_average_precision", "top_5_accuracy", "loss", "calibration_error", "real"),
+        *("model", "data", "images", "left_out", "classes"),
+    )
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        return png_files(self.files) or super()._pictures()
+
 
 def evaluate(
-    model: str | os.PathLike[str] | Predictor,
+    model: AnyModel,
     data: Data,
     *,
     real: str | os.PathLike[str] | None = None,
@@ -62,27 +78,32 @@ def evaluate(
     batch_size: int = 64,
     image_size: Size | None = None,
     accept: Sequence[str] = (),
+    bad_images: BadImages | BadImageRule = "skip",
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = True,
     announce: Callable[[str], None] | None = None,
+    predicted: Callable[[Predictions], None] | None = None,
 ) -> Evaluation:
     """Measure a model on every image of DATA.
 
     real: ReaL's real.json, for ImageNet's validation images. mapping: a file that says what the data's classes mean in
     the head; images of others are left out. classes: "head" chooses answers among all classes of the head, "data" among
-    those that the data has. out: a folder for pictures and results. progress: told how many images are done, and of how
-    many. announce: told notes before anything is computed; the answer has them too. Started by torchrun, processes share
+    those that the data has. bad_images: "skip" skips unreadable images, unless they are many or all of a class; "error"
+    stops at the first, "any" skips any number. out: a folder for pictures and results. progress: False shows none; a
+    function is told how many images are done, and of how many. announce: told notes as they are known; the answer has them
+    too. predicted: given the logits of labelled images, which the answer hasn't. Started by torchrun, processes share
     the images, and each returns the result; the first alone announces and writes.
     """
     check_choice("classes", classes, Among)
     lists = None if real is None else read_real(real)
     if out is not None:
         _check_folder(Path(out), force)
+    model, given = named_model(model)
     chosen = model.device if isinstance(model, Predictor) and device == "auto" else choose_device(device)
     with join_world(chosen) as world:
         # The digest comes first: should a run write others meanwhile, it isn't theirs.
-        weights = None if isinstance(model, Predictor) else weight_file(os.fspath(model))
+        weights = None if isinstance(model, Predictor) else weight_file(given)
         known = None if weights is None else digest(weights)
         predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
         named = predictor.spec
@@ -99,16 +120,36 @@ def evaluate(
                 raise InputError(f"{source.name} is multi-label; --mapping needs one label per image")
             matching = match(source, head, meaning, classes)
         notes = (*predictor.notes, *source.notes, *(matching.notes if matching else ()))
+        if world.is_first:  # who alone announces and writes
+            notes += tuple(warn_if_learned(named, source))
         if announce and world.is_first:
             for line in notes:
                 announce(line)
         kept = _kept(source, matching)
         images = source if len(kept) == len(source) else Subset(source, kept)
-        passed = SourcePass(images, predictor.preprocessing, world=world, batch_size=batch_size)
+        passed = SourcePass(
+            images,
+            predictor.preprocessing,
+            world=world,
+            batch_size=batch_size,
+            bad_images=bad_images
+            if isinstance(bad_images, BadImageRule)
+            else BadImageRule(bad_images, "option"),
+        )
         network = predictor.model.to(world.device)
-        logits = passed.logits(network, progress=progress if world.is_first else None).values
+        with showing(progress if world.is_first else None, "measuring") as tell:
+            indices, logits = passed.logits(network, progress=tell)
         check_finite(logits, named)
+        unreadable = tuple(passed.bad.values())
+        if unreadable:
+            kept, images = kept[indices], Subset(images, indices)
+        skipped = skipped_notes(unreadable)
+        if announce and world.is_first:
+            for line in skipped:
+                announce(line)
         measured = None if matching is None else _measured(logits, images, head, matching)
+        if predicted and measured:
+            predicted(measured)
         reassessed = None
         if lists is not None and numbers is not None and head.imagenet is not None:
             reassessed = real_accuracy(head.imagenet[logits.argmax(1)], numbers[kept], lists)
@@ -118,11 +159,12 @@ def evaluate(
             image_size=predictor.preprocessing.size,
             data=source.data_name,
             images=len(images),
-            left_out=len(source) - len(images),
+            left_out=len(source) - len(images) - len(unreadable),
             classes=len(head) if matching is None else len(matching.answers),
             **({} if measured is None else vars(measured.numbers())),
             real=reassessed,
-            notes=notes,
+            unreadable=unreadable,
+            notes=tuple(map(worded, (*notes, *skipped))),
         )
         return _written(result, measured, Path(out)) if out is not None and world.is_first else result
 
@@ -151,7 +193,7 @@ def _check_real(head: HeadClasses, source: Source, classes: Among) -> None:
 
 def _open(data: Data, may_be_flat: bool) -> tuple[Source, bool]:
     """Return the images, and whether they are labelled: ReaL's need no class folders."""
-    if may_be_flat and not isinstance(data, Source):
+    if may_be_flat and isinstance(data, str | os.PathLike | DataSpec):
         spec = as_spec(data)
         root = os.path.expanduser(spec.source)
         is_folder = spec.is_path and os.path.isdir(root) and spec.split in (None, "all")
@@ -196,11 +238,7 @@ def _check_folder(folder: Path, force: bool) -> None:
     """Refuse, before anything is computed, a folder that can't be written or has results."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; expected a folder")
-    if force:
-        return
-    for name in (CONFUSION, MISTAKES, RESULTS):
-        if (folder / name).exists():
-            raise InputError(f"{folder / name} exists; --force overwrites it, or take another --out")
+    check_free(*(folder / name for name in (CONFUSION, MISTAKES, RESULTS)), force=force)
 
 
 def _written(result: Evaluation, measured: Predictions | None, folder: Path) -> Evaluation:

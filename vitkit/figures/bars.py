@@ -1,4 +1,4 @@
-"""Bars of accuracies by group and by task, published results as marks beside them, in one PNG."""
+"""A bar chart of accuracies by group and by task, with published results as marks, as PNG."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from vitkit.figures.palette import THEME, plain_axes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Colour of each group in the order they come, then of what belongs to none.
+# Colours of groups in order of appearance, and the colour of bars without a group.
 COLORS = ("run-2", "run-1", "run-0", "run-4", "run-5")
 NO_GROUP = "run-9"
 MARKERS = ("D", "o", "^", "s", "v")
 LOW = 0.07
-"A bar too low for a number inside it."
+"Bars below this value are too low for a number inside them."
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One accuracy from 0 to 1, with what was published of the same."""
+    """One accuracy from 0 to 1, with the published results for it."""
 
     name: str
     group: str
@@ -35,7 +35,7 @@ class Bar:
 def bars(
     title: str, groups: Sequence[Bar], tasks: Sequence[Bar], published: Sequence[str] = (), caption: str = ""
 ) -> bytes:
-    """Return a picture of two panels: means of groups, and tasks; `published` names the marks in their order."""
+    """Return a picture with two panels, means of groups and tasks; `published` names the marks, in order."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -44,12 +44,12 @@ def bars(
     colors = {name: THEME[COLORS[place % len(COLORS)]][0] for place, name in enumerate(names)}
     ink, muted = THEME["ink"][0], THEME["muted"][0]
     with matplotlib.rc_context({"text.parse_math": False}):
-        widths = [1.5 * max(2, len(groups)), max(3, len(tasks))]  # names of groups are not turned
+        widths = [1.5 * max(2, len(groups)), max(3, len(tasks))]  # group names are not rotated
         figure = Figure(figsize=(max(6.5, 2.5 + 0.48 * sum(widths)), 4.6), dpi=150, layout="constrained")
         axes = figure.subplots(1, 2, sharey=True, width_ratios=widths)
         for panel, words, items in zip(axes, ("Means", "Tasks"), (groups, tasks), strict=True):
             _draw(panel, words, items, colors)
-        # Room is made for as many lines as a title needs, and for as wide ones as there is place.
+        # Wrap the title at the largest width that fits.
         heading = figure.suptitle("", x=0.01, ha="left", fontsize=11, fontweight="bold", color=ink)
         for width in range(int(figure.get_figwidth() * 14), 10, -2):
             heading.set_text("\n".join(textwrap.wrap(title, width)))

@@ -1,13 +1,9 @@
-"""Curves over steps and epochs: each measure a panel, as SVG that a page's style colours, or all as one PNG."""
+"""Curves over steps and epochs, one panel per metric: as SVG styled by its page, or all panels as one PNG."""
 
 from __future__ import annotations
 
-import html
 import io
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,17 +12,18 @@ import numpy as np
 
 from vitkit.figures import numbers
 from vitkit.figures.palette import THEME, plain_axes
+from vitkit.figures.vector import drawing, themed_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_POINTS = 200
-"Points of a curve without markers; where there are more, each is the mean of several."
+"Most points of a curve without markers; if there are more, each point drawn is the mean of several."
 MOST_MARKERS = 40
 LOG_FROM = 20.0
-"Ratio of the highest to the lowest value from which the axis of loss or gradient is logarithmic."
+"From this ratio of the highest to the lowest value, the axis of loss or gradient is logarithmic."
 
-# marker of matplotlib -> its SVG within the key of the legend, 26 by 10
+# matplotlib's marker -> its SVG in a legend key, which is 26 by 10
 MARKERS = {
     "o": '<circle cx="13" cy="5" r="3"/>',
     "s": '<rect x="10.2" y="2.2" width="5.6" height="5.6"/>',
@@ -37,7 +34,7 @@ MARKERS = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a curve is drawn: colour of the theme, marker of an evaluated split, dashes for averaged weights."""
+    """How a curve is drawn: a colour of the theme, a marker for an evaluated split, dashes for averaged weights."""
 
     color: str
     marker: str = ""
@@ -56,17 +53,17 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Curves of one measure under a title."""
+    """Curves of one metric under a title."""
 
     name: str
-    "What is drawn, in words; the title says besides whether its axis is logarithmic."
+    "What is drawn, in words. The title also says if the axis is logarithmic."
     measure: str
-    "Its name in metrics, which decides how values are written: percent, learning rate, number."
+    "The metric's name, which sets how values are written: percent, learning rate, or number."
     curves: Sequence[Curve]
     steps_per_epoch: float | None = None
-    "Where it is known, epochs stand above the panel."
+    "If known, epochs are shown above the panel."
     has_bands: bool = True
-    "Whether the range is drawn of the points that one point of a thinned curve is the mean of."
+    "Whether to draw the range of the values that each point of a thinned curve averages."
 
     @property
     def is_log(self) -> bool:
@@ -82,30 +79,17 @@ class Panel:
 
 
 def svg(panel: Panel) -> str:
-    """Return one panel as SVG that takes fonts and colours from the page around it."""
+    """Return one panel as SVG that uses the fonts and colours of the page around it."""
     from matplotlib.figure import Figure
 
-    with _drawing(salt=f"{panel.measure} {panel.name}"):
+    with drawing(salt=f"{panel.measure} {panel.name}"):
         figure = Figure(figsize=(4.4, 2.9), layout="constrained")
         _draw(figure.add_subplot(), panel)
-        buffer = io.StringIO()
-        nothing = dict.fromkeys(["Creator", "Date", "Format", "Type"])
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    head, body = text.split(">", 1)
-    view = re.search(r'viewBox="([^"]+)"', head)
-    assert view, head
-    # Names of groups would repeat from panel to panel of a page; those of clip paths have the panel's salt.
-    body = re.sub(r'(<g) id="[^"]*"', r"\1", re.sub(r"(?s)<!--.*?-->|\n\s*", "", body))
-    for name, (light, _) in THEME.items():
-        body = body.replace(light, f"var(--{name})")
-    title = html.escape(f"{panel.title} over steps")
-    return f'<svg viewBox="{view[1]}" role="img"><title>{title}</title>{body}'
+        return themed_svg(figure, f"{panel.title} over steps")
 
 
 def png(panels: Sequence[Panel], legend: Sequence[tuple[str, Look]]) -> bytes:
-    """Return all panels as one picture, with names and looks of curves above."""
+    """Return all panels as one picture, with the legend of curves above."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
@@ -113,7 +97,7 @@ def png(panels: Sequence[Panel], legend: Sequence[tuple[str, Look]]) -> bytes:
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     names = [_plain(name) for name, _ in legend]
-    with _drawing():
+    with drawing():
         spacing = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
         figure = Figure(figsize=(5.6 * columns, 3.5 * rows + 0.5), dpi=150, layout=spacing)
         for place, panel in enumerate(panels):
@@ -133,7 +117,7 @@ def png(panels: Sequence[Panel], legend: Sequence[tuple[str, Look]]) -> bytes:
 
 
 def svg_key(look: Look) -> str:
-    """Return a short piece of a curve as SVG, to stand before its name."""
+    """Return a short piece of a curve as SVG, to put before its name."""
     color = f"var(--{look.color})"
     dash = ' stroke-dasharray="5 3"' if look.is_average else ""
     faint = ' opacity=".5"' if look.is_faint else ""
@@ -217,24 +201,12 @@ def _dress(axes: Axes, title: str, measure: str, steps_per_epoch: float | None) 
 
 
 def _chunks(values: np.ndarray, size: int) -> np.ndarray:
-    """Return (chunks, size); what the last chunk lacks is NaN."""
+    """Return (chunks, size); the last chunk is padded with NaN."""
     padding = -len(values) % size
     return np.concatenate([values, np.full(padding, np.nan)]).reshape(-1, size)
 
 
 def _plain(name: str) -> str:
-    """Return a name that a picture can show: any character can be written, and not too many."""
+    """Return a name that a picture can show: unencodable characters are escaped, and a long name is shortened."""
     name = " ".join(name.encode("utf-8", "backslashreplace").decode().split())
     return name if len(name) <= 60 else f"{name[:40]}…{name[-19:]}"
-
-
-@contextmanager
-def _drawing(salt: str | None = None) -> Iterator[None]:
-    """Draw texts as they are, not as formulas or outlines; identifiers in a file come from its salt."""
-    import matplotlib
-
-    settings = matplotlib.rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": salt})
-    with settings, warnings.catch_warnings():
-        # What matplotlib's font lacks shows as boxes in the PNG; the page has it right.
-        warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")
-        yield

@@ -1,4 +1,4 @@
-"""Numbers as people read them: 96.5%, 3.76 M, 1 h 5 min."""
+"""Human-readable numbers: 96.5%, 3.76 M, 1 h 5 min."""
 
 from __future__ import annotations
 
@@ -9,22 +9,30 @@ def percent(ratio: float) -> str:
 
 
 def decimal(value: float) -> str:
-    """Four digits that count: 0.61234 -> 0.6123, 1234.5 -> 1,234"""
+    """Four significant digits: 0.61234 -> 0.6123, 1234.5 -> 1,234"""
     if value and abs(value) < 1e-3:
         return f"{value:.3g}"
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def compact(value: float) -> str:
-    """Three digits that count and a unit: 3760000 -> 3.76 M"""
+    """Three significant digits and a unit: 3760000 -> 3.76 M"""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * unit:
             return f"{value / unit:.3g} {name}"
     return f"{value:.3g}"
 
 
+def flops(exaflops: float) -> str:
+    """Three significant digits and a unit: 0.0451 -> 45.1 PFLOPs"""
+    for unit, name in ((1, "E"), (1e-3, "P"), (1e-6, "T")):
+        if exaflops >= 0.9995 * unit:
+            return f"{decimal(float(f'{exaflops / unit:.3g}'))} {name}FLOPs"
+    return f"{exaflops / 1e-9:.3g} GFLOPs"
+
+
 def duration(seconds: float) -> str:
-    """Two units at most: 3905 -> 1 h 5 min"""
+    """At most two units: 3905 -> 1 h 5 min"""
     if seconds < 59.95:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -38,24 +46,24 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """As a clock shows it: 3905 -> 1:05:05, 65 -> 1:05"""
+    """Like a clock: 3905 -> 1:05:05, 65 -> 1:05"""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def is_accuracy(name: str) -> bool:
-    """Tell accuracies of any kind by their names."""
+    """Return whether a metric's name is that of an accuracy."""
     return name.endswith("accuracy")
 
 
 def is_share(name: str) -> bool:
-    """Tell by its name what is shown in percent."""
+    """Return whether a metric's name means that it is shown in percent."""
     return is_accuracy(name) or name.endswith(("average_precision", "calibration_error"))
 
 
 def metric(name: str, value: float) -> str:
-    """A share in percent, anything else as a decimal number, with digits that stand below each other."""
+    """A share in percent, any other metric as a decimal number with aligned digits."""
     if is_share(name):
         return percent(value)
     return f"{value:.4f}" if 1e-3 <= abs(value) < 100 else decimal(value)

@@ -1,4 +1,4 @@
-"""How every figure looks: the colours, which pages share, for light and dark backgrounds, and plain axes."""
+"""The style of all figures: colours for light and dark backgrounds, shared with pages, and plain axes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# name -> (light, dark); figures are drawn with the first, pages show the one that fits the reader's setting.
+# name -> (light, dark). Figures use the light colours; pages follow the reader's setting.
 THEME = {
     "paper": ("#ffffff", "#101317"),
     "raised": ("#f7f8fa", "#181c22"),
     "ink": ("#1b2027", "#e7eaee"),
     "muted": ("#646e7c", "#98a3b1"),
     "line": ("#e3e7ec", "#2b323b"),
+    "shade": ("#c3cad3", "#3d4754"),
     "good": ("#12804a", "#4cc38a"),
     "busy": ("#1f5fd0", "#6ea8ff"),
     "weak": ("#a15c00", "#f0b35a"),
@@ -33,7 +34,7 @@ THEME = {
 
 
 def plain_axes(axes: Axes, title: str, title_size: float = 10, label_size: float = 8.5) -> None:
-    """Give axes a title and pale lines across, and nothing else to look at but what is drawn."""
+    """Give axes a title and pale horizontal lines, and hide all other decoration."""
     ink, muted, line = (THEME[name][0] for name in ("ink", "muted", "line"))
     axes.set_title(title, loc="left", fontsize=title_size, fontweight="bold", color=ink)
     axes.grid(True, axis="y", color=line, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""Sheets of small pictures, by class or in columns, and what every sheet is drawn with: letters, text that fits, tiles."""
+"""Sheets of small pictures, by class or in columns, and the parts of every sheet: fonts, text that fits, tiles."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.font_manager import FontEntry
 
 FAMILY = "DejaVu Sans"
-"Of matplotlib's own font."
+"The family of matplotlib's own font."
 EMPTY = "#f0f2f5"
 "Colour of a tile around its picture."
 
 TILE = 96
-"Longest side of a picture of a contact sheet."
+"Longest side of a picture on a contact sheet."
 TILES = 10
 "Pictures in a row of a contact sheet."
 GAP = 6
@@ -31,13 +31,13 @@ HEAD = 36
 NAMES = 190
 "Width of the column of names."
 COLUMN, COLUMN_GAP = 128, 4
-"Pictures in columns are magnified by a whole number, up to about this many pixels; the space between them."
+"Pictures in columns are magnified by a whole number, to at most this many pixels; the space between them."
 
 _INK, _MUTED, _PAPER = (THEME[name][0] for name in ("ink", "muted", "paper"))
 
 
 class SheetRow(NamedTuple):
-    """A class of a contact sheet: its name, its number of images, and some of them; None is unreadable."""
+    """A class on a contact sheet: its name, its number of images, and some of them; None for an unreadable image."""
 
     name: str
     number: int
@@ -85,7 +85,7 @@ def column_sheet(panels: np.ndarray, headings: Sequence[str]) -> Image.Image:
 
 
 def _heading_line(headings: Sequence[str], width: int) -> Image.Image:
-    """Return the line above columns of this width; its letters grow with them."""
+    """Return the line of headings above columns of this width; the font size grows with the width."""
     size = max(12, width // 14)
     font = load_font(size)
     line = Image.new("RGB", (len(headings) * (width + COLUMN_GAP) - COLUMN_GAP, size * 3 // 2), _PAPER)
@@ -96,14 +96,14 @@ def _heading_line(headings: Sequence[str], width: int) -> Image.Image:
 
 
 def load_font(size: int, kind: str = "") -> ImageFont.FreeTypeFont:
-    """Return matplotlib's own font; kind: such as '-Bold'."""
+    """Return matplotlib's own font, of a kind such as '-Bold'."""
     import matplotlib
 
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{kind}.ttf"), size)
 
 
 def name_class(name: str, number: int, word: str = "class") -> str:
-    """Return a class's name as it can be drawn: without what no font has, as 'class 3' where no letter would be left."""
+    """Return a class name that can be drawn: without letters that no font has, or 'class 3' if none are left."""
     if not (lacking := _lacking(name)) or find_font(name):
         return name
     left = " ".join("".join(letter for letter in name if letter not in lacking).split())
@@ -112,14 +112,14 @@ def name_class(name: str, number: int, word: str = "class") -> str:
 
 @cache
 def find_font(text: str) -> FontEntry | None:
-    """Return an installed font with all letters of a text, where matplotlib's own lacks some; else None."""
+    """Return an installed font with all letters of a text, or None if matplotlib's own has them or no font does."""
     if not (lacking := _lacking(text)):
         return None
     from matplotlib.font_manager import fontManager
 
     letters = {*"".join(text.split()), "…"}
     for font in sorted(fontManager.ttflist, key=lambda f: (f.style != "normal", f.weight != 400, f.name)):
-        # Last Resort has boxes for all letters; of a file PIL opens the first face; FAMILY would be the own font.
+        # Skip Last Resort (all boxes), matplotlib's own font, and faces after a file's first, which PIL doesn't open.
         if "LastResort" in font.fname or font.name == FAMILY or getattr(font, "index", False):
             continue
         if letters <= _letters(font.fname) and _shows(font.fname, lacking):
@@ -133,7 +133,7 @@ def _lacking(text: str) -> set[str]:
 
 @cache
 def _letters(path: str) -> frozenset[str]:
-    """Return the letters of a font file, none where it can't be read."""
+    """Return the letters of a font file, or none if it can't be read."""
     from matplotlib.ft2font import FT2Font
 
     try:
@@ -143,7 +143,7 @@ def _letters(path: str) -> frozenset[str]:
 
 
 def _shows(path: str, letters: set[str]) -> bool:
-    """Say whether all letters leave ink: in colour fonts they are blank, or bitmaps of another size."""
+    """Return whether all letters are visible: in colour fonts they are blank, or bitmaps of another size."""
     try:
         font = ImageFont.truetype(path, 13)
         return all(font.getmask(letter).getbbox() for letter in letters)
@@ -154,7 +154,7 @@ def _shows(path: str, letters: set[str]) -> bool:
 def draw_text(
     draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, ink: str, size: int, width: float
 ) -> None:
-    """Draw a text on one line, cut off at `width`, in a font with its letters; fonts share the baseline."""
+    """Draw a text on one line, truncated at `width`, in a font that has its letters; all fonts share the baseline."""
     own, other = load_font(size), find_font(text)
     font = ImageFont.truetype(other.fname, size) if other else own
     baseline = place[0], place[1] + own.getmetrics()[0]
@@ -162,7 +162,7 @@ def draw_text(
 
 
 def cut_text(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    """Return a text on one line, cut off where it would be longer than `width` pixels."""
+    """Return a text on one line, truncated to `width` pixels."""
     text = " ".join(text.split())
     if font.getlength(text) <= width:
         return text
@@ -172,7 +172,7 @@ def cut_text(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
 
 
 def fit_tile(pixels: np.ndarray, side: int) -> Image.Image:
-    """Return a picture as large as a tile holds it whole; few pixels stay sharp squares."""
+    """Return a picture scaled to fit a tile; small pictures keep sharp pixels."""
     image = Image.fromarray(pixels)
     scale = side / max(image.size)
     width, height = (max(1, round(length * scale)) for length in image.size)

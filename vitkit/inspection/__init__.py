@@ -1,4 +1,4 @@
-"""Seeing inside: functions that return arrays; `vitkit.figures.maps` draws what they return."""
+"""Looking inside models: functions that return arrays. `vitkit.figures.maps` draws them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vitkit.inspection.weights import embedding_filters as embedding_filters
     from vitkit.inspection.weights import position_similarity as position_similarity
 
-# Each loaded on first use: pictures and pages of arrays need no torch.
+# Loaded on first use: pictures and pages made from arrays need no torch.
 PUBLIC = {
     "attention_distance": "attention",
     "attention_maps": "attention",

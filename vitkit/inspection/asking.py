@@ -1,9 +1,8 @@
-"""What all inspections share: which models they are defined for, and passes over images in small batches."""
+"""Shared by all inspections: which models they are defined for, and passes over images in small batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -11,15 +10,15 @@ from torch import Tensor
 
 from vitkit.config import Bounds
 from vitkit.errors import InputError
-from vitkit.models.configs import TransformerConfig
-from vitkit.models.model import Model
+from vitkit.models.configs import OwnConfig, TransformerConfig
+from vitkit.models.model import Model, evaluating
 from vitkit.models.record import Record
 from vitkit.predictor import Predictor
 
 Inspected = Model | Predictor
-"A bare model, or what `vitkit.load` returns."
+"A bare model, or one from `vitkit.load`."
 ATTENTION_BYTES = 2**28
-"Attention that one pass may hold, where the caller doesn't say how many images it takes."
+"Attention that one pass may hold in memory, if the caller doesn't set the batch size."
 MOST_IMAGES = 64
 
 Found = TypeVar("Found")
@@ -27,7 +26,7 @@ _SAID = "{} not defined for this model, because {}"
 
 
 class Undefined(InputError):
-    """An inspection that has no meaning for a model."""
+    """Raised for an inspection that is not defined for a model."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(_SAID.format(f"{what} is", reason))
@@ -35,7 +34,7 @@ class Undefined(InputError):
 
 
 def join_reasons(errors: Iterable[Undefined]) -> list[str]:
-    """Return few sentences: one for all that is not defined for the same reason."""
+    """Return one sentence per reason, which lists everything that is undefined for that reason."""
     found: dict[str, list[str]] = {}
     for error in errors:
         found.setdefault(error.reason, []).append(error.what)
@@ -47,35 +46,39 @@ def _all(what: list[str]) -> str:
 
 
 def bare(model: Inspected) -> Model:
-    """Return the module itself, also of one that torch.compile wraps."""
+    """Return the module itself, without a Predictor or torch.compile around it."""
     module = model.model if isinstance(model, Predictor) else model
     module = getattr(module, "_orig_mod", module)
     if not isinstance(module, Model):
         raise InputError(
-            f"the model is {type(model).__name__}; expected what vitkit.load or create_model returns"
+            f"the model is {type(model).__name__}; expected a model from vitkit.load or create_model"
         )
     return module
 
 
 def transformer(model: Inspected, what: str) -> tuple[Model, TransformerConfig]:
-    """Return a model of tokens and its config; refuse a ResNet."""
+    """Return a transformer and its config; raise Undefined for a ResNet and for the user's own module."""
     module = bare(model)
+    if isinstance(module.config, OwnConfig):
+        raise Undefined(
+            what, f"{module.config.module} is a module of your own, so its internals are not known"
+        )
     if not isinstance(module.config, TransformerConfig):
         raise Undefined(what, "a ResNet has neither tokens nor attention")
     return module, module.config
 
 
 def check_head(model: Inspected, what: str) -> None:
-    """Refuse a model that says nothing of an image's class."""
+    """Raise Undefined if a model doesn't classify images."""
     config = bare(model).config
     if getattr(config, "pool", "") == "none":
-        raise Undefined(what, "it has no pool and gives logits for each token, not for the image")
+        raise Undefined(what, "it has no pool, so it gives logits for each token, not for the image")
     if not config.num_classes:
         raise Undefined(what, "it has no classification head")
 
 
 def reads_class_token(config: TransformerConfig) -> bool:
-    """Whether the class token stands for the image; a class token that no pool reads doesn't."""
+    """Return whether the class token stands for the image; one that no pool reads doesn't."""
     if config.pool == "none":
         return bool(config.class_token)
     return config.pool == "token"
@@ -88,7 +91,7 @@ def ask(
     take: Callable[[Record], Found],
     batch_size: int | None = None,
 ) -> list[Found]:
-    """Pass images through the model, a few at a time, and return what `take` gives of each pass."""
+    """Pass images through the model, a few at a time, and return the result of `take` for each pass."""
     found = []
     with evaluating(model), torch.no_grad():
         for batch in batches(model, images, batch_size):
@@ -100,17 +103,17 @@ def ask(
 def batches(model: Model, images: Tensor, batch_size: int | None, num_kept: int = 1) -> Iterator[Tensor]:
     """Yield images on the model's device, a few at a time.
 
-    batch_size: left open, as many as leave `num_kept` layers' attention within ATTENTION_BYTES, but one at least.
+    batch_size: by default, as many images as keep `num_kept` layers' attention within ATTENTION_BYTES, at least one.
     """
     config = model.config
     assert isinstance(config, TransformerConfig)
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise InputError(
-            f"images are {kind}; expected a float tensor, prepared as the model's preprocessing says"
+            f"images are {kind}; expected a float tensor, prepared with the model's preprocessing"
         )
     if len(images) == 0:
-        raise InputError("no images to inspect: give one at least")
+        raise InputError("no images to inspect: give at least one")
     if batch_size is None:
         layer_bytes = 4 * config.heads * config.num_tokens**2
         batch_size = max(1, min(MOST_IMAGES, ATTENTION_BYTES // (num_kept * layer_bytes)))
@@ -118,15 +121,3 @@ def batches(model: Model, images: Tensor, batch_size: int | None, num_kept: int 
     like = next(model.parameters())
     for batch in images.split(batch_size):
         yield batch.to(like.device, like.dtype)
-
-
-@contextmanager
-def evaluating(model: Model) -> Iterator[None]:
-    """Switch dropout off, and leave every module in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -1,4 +1,4 @@
-"""What a pass over images shows: how far attention goes, each head's map, a pool's weights, and tokens as colours."""
+"""Inspection of a pass over images: attention distance, each head's map, pooling weights, and tokens as colours."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from vitkit.models.record import Record
 Cell = float | tuple[float, float]
 "Height and width of a patch in pixels; one number means a square."
 PERCENTILES = (2, 98)
-"What becomes the darkest and the brightest of a colour channel: a few odd tokens don't set the scale."
+"Mapped to the darkest and the brightest value of a colour channel, so that a few outliers don't set the scale."
 
 
 def attention_distance(model: Inspected, images: Tensor, *, batch_size: int | None = None) -> np.ndarray:
     """Return the mean distance in pixels over which each head attends (ViT, figure 7 and D.7): (layers, heads).
 
-    The distance between two patches' places, weighted by attention, averaged over queries and images. Class and
-    register tokens have no place: their rows and columns are dropped, and the rows that stay sum to one again.
-    Each layer is reduced as it passes, so that one layer's attention of a few images is all that is held.
+    This is the distance between the positions of two patches, weighted by attention, averaged over queries and images.
+    Class and register tokens have no position: their rows and columns are dropped, and the other rows are normalised
+    to sum to one. Each layer is reduced as it is computed, so only one layer's attention is in memory.
     """
     module, config = transformer(model, "attention distance")
     like = next(module.parameters())
@@ -50,7 +50,7 @@ def attention_distance(model: Inspected, images: Tensor, *, batch_size: int | No
 
 
 def uniform_distance(grid: tuple[int, int], patch: Cell) -> float:
-    """Return the distance in pixels of attention that is spread evenly over a grid of patches, its own included."""
+    """Return the mean distance in pixels if attention is uniform over a grid of patches, including the patch itself."""
     return patch_distances(grid, patch).mean().item()
 
 
@@ -62,12 +62,12 @@ def attention_maps(
     patch: tuple[int, int] | None = None,
     batch_size: int | None = None,
 ) -> np.ndarray:
-    """Return what each head looks at in each layer: (images, layers, heads, rows, columns).
+    """Return what each head attends to in each layer: (images, layers, heads, rows, columns).
 
-    It is the class token's attention to the patches, or the mean of the patches' where the model reads no class
-    token. What goes to class and register tokens is left out, so a map may sum to less than one.
-    layers: which ones, counted from 0 or from the end; left open, all.
-    patch: (row, column) of the patch whose attention it is instead, counted likewise.
+    This is the class token's attention to the patches, or the mean over patches if the model reads no class token.
+    Attention to class and register tokens is omitted, so a map may sum to less than one.
+    layers: indices, which may be negative. Default: all layers.
+    patch: (row, column) of a patch whose attention to return instead. Both may be negative.
     """
     module, config = transformer(model, "a map of attention")
     query = None if patch is None else config.num_prefix + _place(patch, config.grid)
@@ -88,12 +88,12 @@ def attention_maps(
 
 
 def _place(patch: tuple[int, int], grid: tuple[int, int]) -> int:
-    """Return the place of a patch, (row, column), among all of them."""
+    """Return the index of the patch at (row, column)."""
     try:
         row, column = (range(length)[side] for side, length in zip(patch, grid, strict=True))
     except (TypeError, ValueError, IndexError):
-        rows = f"the model has {grid[0]} rows and {grid[1]} columns of them"
-        raise InputError(f"patch is {patch!r}; expected (row, column), and {rows}") from None
+        rows = f"the model has {grid[0]} rows and {grid[1]} columns of patches"
+        raise InputError(f"patch is {patch!r}; expected (row, column): {rows}") from None
     return row * grid[1] + column
 
 
@@ -102,7 +102,7 @@ def pooling_map(model: Inspected, images: Tensor, *, batch_size: int | None = No
     module, config = transformer(model, "a map of pooling weights")
     if config.pool not in ("map", "seqpool"):
         reasons = {
-            "token": "its head reads the class token alone",
+            "token": "its head reads only the class token",
             "mean": "it gives every patch the same weight",
             "none": "it has no pool",
         }
@@ -119,8 +119,8 @@ def token_colors(
 ) -> np.ndarray:
     """Return patch tokens after a block as colours from 0 to 1: float32 (images, rows, columns, 3).
 
-    Red, green and blue are the first three principal components of the tokens of all images together, so that a colour
-    means the same in each of them.
+    Red, green and blue are the first three principal components of the tokens of all images together, so a colour means
+    the same in every image.
     """
     module, config = transformer(model, "a picture of tokens")
     place = layer % config.depth
@@ -137,15 +137,15 @@ def token_colors(
     values = _project(tokens.reshape(-1, config.width))
     low, high = np.percentile(values, PERCENTILES, axis=0)
     scaled = (values - low) / np.where(high > low, high - low, 1.0)
-    colors = np.where(high > low, scaled.clip(0, 1), 0.5)  # what doesn't vary is grey
+    colors = np.where(high > low, scaled.clip(0, 1), 0.5)  # constant components become grey
     return colors.reshape(len(images), *config.grid, 3).astype(np.float32)
 
 
 def _project(tokens: np.ndarray) -> np.ndarray:
-    """Return the first three principal components of (tokens, width): float64 (tokens, 3); zeros beyond the width."""
+    """Return the first three principal components of (tokens, width): float64 (tokens, 3), padded with zeros."""
     centered = tokens - tokens.mean(axis=0, dtype=np.float64)
-    # Of (width, width), not the SVD of (tokens, width): there may be far more tokens than a token has numbers.
-    _, directions = np.linalg.eigh(centered.T @ centered)  # the smallest variance first
+    # Eigenvectors of (width, width) are cheaper than an SVD of (tokens, width): there are usually far more tokens.
+    _, directions = np.linalg.eigh(centered.T @ centered)  # in order of increasing variance
     found = centered @ fix_signs(directions[:, ::-1].T[:3]).T
     return np.pad(found, ((0, 0), (0, 3 - found.shape[1])))
 
@@ -160,7 +160,7 @@ def patch_distances(grid: tuple[int, int], patch: Cell) -> Tensor:
 
 
 def read_patches(config: TransformerConfig, attention: Tensor) -> Tensor:
-    """Return the row of attention (..., tokens, tokens) that stands for the image, its patches alone: (..., patches)."""
+    """Return the row of attention (..., tokens, tokens) that stands for the image, patches only: (..., patches)."""
     to_patches = attention[..., config.num_prefix :]
     return (
         to_patches[..., 0, :]

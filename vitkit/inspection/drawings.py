@@ -1,4 +1,4 @@
-"""What inspection finds as pictures with captions: of the whole model, and of one photo."""
+"""The results of inspection as pictures with captions, for the whole model and for one photo."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.figures import maps as pictures
+from vitkit.figures.framed import Sheet, webp
 from vitkit.inspection.weights import captioned_filters, position_similarity
 from vitkit.models.configs import (
     CompactConfig,
@@ -24,54 +25,67 @@ from vitkit.models.configs import (
 from vitkit.predictor import Predictor
 
 LARGEST, SMALL, LAYER = 320, 160, 150
-"Longest side of a photo in pixels; side below which its pixels are drawn as squares; side of a layer's map."
+"In pixels: longest side of a photo; side below which a photo's pixels are drawn as squares; side of a layer's map."
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture, the name of its file without ending, and its caption."""
+    """A picture, its file name without the ending, and its caption."""
 
     name: str
     image: Image.Image
     caption: str
+    svg: str = ""
+    "SVG for a page, which sets the text's colours; '' for a picture without text."
 
     @cached_property
     def png(self) -> bytes:
+        """The PNG file."""
         buffer = io.BytesIO()
         self.image.save(buffer, "PNG")
         return buffer.getvalue()
 
+    @cached_property
+    def webp(self) -> bytes:
+        """A WebP version for a page."""
+        return webp(self.image)
+
+
+def _of_sheet(name: str, sheet: Sheet, caption: str) -> Drawing:
+    return Drawing(name, sheet.image(), caption, sheet.svg(caption))
+
 
 def draw_filters(predictor: Predictor) -> Drawing:
-    """Return the filters that the model sees pixels through."""
+    """Draw the filters of the first layer."""
     values, caption = captioned_filters(predictor)
-    return Drawing("filters", pictures.filter_sheet(values, caption), pictures.sentence(caption))
+    return _of_sheet("filters", pictures.filter_sheet(values, caption), pictures.sentence(caption))
 
 
 def draw_positions(predictor: Predictor) -> Drawing:
-    """Return how alike position embeddings are."""
-    image = pictures.similarity_picture(position_similarity(predictor))
+    """Draw the similarity of position embeddings."""
+    sheet = pictures.similarity_sheet(position_similarity(predictor))
     config = predictor.model.config
-    caption = "Each tile: how alike a patch's position embedding is to those of all patches."
+    caption = "Each tile shows how similar a patch's position embedding is to those of all patches."
     if getattr(config, "positions", "") in ("sincos_2d", "sine"):
-        caption += " They are fixed sines, not learned: the same in every model of this grid and width."
+        caption += " They are fixed sines, not learned: every model with this grid and width has the same."
     if isinstance(config, ViTConfig) and config.positions_at == "every_layer":
-        caption += f" Every layer has a table of its own; this is the first of {config.depth}."
-    return Drawing("positions", image, caption)
+        caption += f" Every layer has its own table; this is the first of {config.depth}."
+    return _of_sheet("positions", sheet, caption)
 
 
 def draw_distances(values: np.ndarray, uniform: float, num_images: int) -> Drawing:
-    """Return mean attention distances (layers, heads) as a chart."""
-    caption = f"Mean over {num_images:,} {'image' if num_images == 1 else 'images'}; a point is a head."
-    return Drawing("attention_distance", pictures.distance_picture(values, uniform), caption)
+    """Draw mean attention distances (layers, heads) as a chart."""
+    caption = f"Mean over {num_images:,} {'image' if num_images == 1 else 'images'}. Each point is a head."
+    image, svg = pictures.distance_picture(values, uniform), pictures.distance_svg(values, uniform)
+    return Drawing("attention_distance", image, caption, svg)
 
 
 def draw_photo(prepared: Tensor, config: ModelConfig, preprocessing: Preprocessing) -> Image.Image:
-    """Return the pixels that the model reads of a prepared image (channels, height, width), in a size to look at."""
+    """Draw the pixels of a prepared image (channels, height, width) that the model reads, at a viewable size."""
     height, width = config.covered
     picture = pictures.photo(prepared[:, :height, :width], preprocessing)
     longest = max(picture.size)
-    if longest < SMALL:  # few pixels stay sharp squares
+    if longest < SMALL:  # keep the few pixels sharp
         factor = -(-SMALL // longest)
         return picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
     picture.thumbnail((LARGEST, LARGEST), Image.Resampling.BICUBIC)
@@ -85,7 +99,7 @@ def photo_tiles(
     target: str | None,
     config: ModelConfig,
 ) -> list[Drawing]:
-    """Return the photo and what is drawn in its size."""
+    """Return the photo, and the maps that have the photo's size."""
     found = [Drawing(name, picture, f"What the model saw{_not_covered(config)}")]
     cells = _cells(config) if maps else None
     pool = "SeqPool" if getattr(config, "pool", "") == "seqpool" else "the MAP head"
@@ -108,7 +122,7 @@ def photo_tiles(
 def photo_sheets(
     name: str, picture: Image.Image, maps: Mapping[str, np.ndarray], config: ModelConfig
 ) -> list[Drawing]:
-    """Return each layer's map over the photo, and the map of every head of every layer."""
+    """Draw each layer's map over the photo, and the map of every head of every layer."""
     if "attention" not in maps:
         return []
     layers = maps["attention"].mean(1)  # (layers, rows, columns)
@@ -117,17 +131,21 @@ def photo_sheets(
         f"layer {number}: {_scale(layer).replace(' to ', '–')}" for number, layer in enumerate(layers)
     ]
     title = "Attention of each layer, mean of its heads"
-    note = "Each map is on a scale of its own: below it the attention that a dark and a bright patch has."
+    note = "Each map has its own scale: the range below it is the attention of its darkest and brightest patches."
     sheet = pictures.sheet(overlays, captions, min(6, len(layers)), title, note, side=LAYER)
     grid = pictures.head_grid(maps["attention"])
     return [
-        Drawing(f"{name}-layers", sheet, "Each layer over the photo, mean of its heads."),
-        Drawing(f"{name}-heads", grid, "Every head: columns are layers, rows are heads."),
+        _of_sheet(
+            f"{name}-layers",
+            sheet,
+            "Each layer over the photo, mean of its heads, with the attention of its darkest and brightest patches.",
+        ),
+        _of_sheet(f"{name}-heads", grid, "Every head: columns are layers, rows are heads, counted from 0."),
     ]
 
 
 def grid_in_words(config: ModelConfig) -> str:
-    """Say what a map's cells are, '' for a model without any."""
+    """Return a description of a map's cells, or '' for a model without them."""
     if not isinstance(config, TransformerConfig):
         return ""
     rows, columns = config.grid
@@ -142,20 +160,20 @@ def grid_in_words(config: ModelConfig) -> str:
 
 
 def _cells(config: ModelConfig) -> tuple[float, float]:
-    """Return how many rows and columns of the grid lie over what the model reads; the last may reach beyond it."""
+    """Return how many rows and columns of the grid cover the pixels that the model reads; the last may be partial."""
     assert isinstance(config, TransformerConfig)
     return config.covered[0] / config.stride, config.covered[1] / config.stride
 
 
 def _not_covered(config: ModelConfig) -> str:
-    """Say which pixels patches don't cover, '' where they cover all."""
+    """Return a caption about pixels that no patch covers, or '' if there are none."""
     (height, width), (tall, wide) = config.size, config.covered
     if config.covered == config.size:
         return ""
-    return f": {wide} × {tall} of {width} × {height} pixels, all that whole patches cover"
+    return f": {wide} × {tall} of {width} × {height} pixels, the part that whole patches cover"
 
 
 def _scale(heat: np.ndarray) -> str:
-    """Return the shares that a map draws darkest and brightest: '0.21 to 1.4%'"""
+    """Return the darkest and the brightest value of a map: '0.21 to 1.4%'."""
     low, high = (f"{round(100 * value, 2):.3g}" for value in pictures.scale_of(heat))
     return f"{low} to {high}%"

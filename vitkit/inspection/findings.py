@@ -1,4 +1,4 @@
-"""What inspection finds in a model: pictures and numbers, or the reason why there is none."""
+"""Run all inspections of a model: pictures and numbers, or the reason why one is not defined."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from vitkit.config import Bounds, check_choice
 from vitkit.data.images import EXTENSIONS, find_images, prepare
-from vitkit.data.open import BUILT_IN, open_data
-from vitkit.data.sources.source import Files, Picture, Source, spread
+from vitkit.data.open import open_data
+from vitkit.data.sources.dataset import MapDataset, is_dataset, open_dataset
+from vitkit.data.sources.source import Files, Picture, Source, Subset, spread
 from vitkit.data.sources.vision import DATA_SETS
-from vitkit.data.spec import DataSpec
-from vitkit.data.threads import Progress, Unreadable, work_through
+from vitkit.data.spec import BUILT_IN, DataSpec
+from vitkit.data.threads import Unreadable, work_through
+from vitkit.data.unreadable import BadImageRule, Skipped
 from vitkit.errors import InputError, did_you_mean
 from vitkit.inspection.asking import Undefined, check_head
 from vitkit.inspection.attention import (
@@ -42,14 +44,15 @@ from vitkit.inspection.drawings import (
 from vitkit.inspection.flow import Flow, Fuse, gradient_rollout, rollout
 from vitkit.models.configs import TransformerConfig
 from vitkit.predictor import Prediction, Predictor
+from vitkit.progress import Progress
 
-Images = str | os.PathLike[str] | DataSpec | Source | Iterable[str | os.PathLike[str]]
+Images = str | os.PathLike[str] | DataSpec | Source | MapDataset | Iterable[str | os.PathLike[str]]
 "Files, folders, or data."
 TABLES = (".csv", ".parquet", ".tar")
 CHUNK = 16
-"Images that are prepared at once where the caller doesn't say how many."
+"Images to prepare at once, if the caller doesn't set the batch size."
 AHEAD = 128
-"Images that threads prepare before the model takes them, at most; many cores would fill the memory."
+"Limit on images that threads prepare ahead of the model: without it, many cores would fill the memory."
 TOP = 5
 NUM_METHODS = 6
 "Passes over each photo: predictions, rollout, its gradient, tokens, pooling, attention."
@@ -58,12 +61,14 @@ Computed = TypeVar("Computed")
 
 
 def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
-    """Return the images of files, folders or a DATA string: what exists and isn't a table or shards is photos.
+    """Return the images of files, folders or a DATA string. Existing paths are photos, unless they are tables or shards.
 
-    leave_out: files that are no photos wherever they lie, an earlier inspection's.
+    leave_out: files to skip, such as the pictures of an earlier inspection.
     """
     if isinstance(images, Source):
         return images
+    if is_dataset(images):
+        return open_dataset(images)
     if isinstance(images, DataSpec):
         return open_data(images, default="measure", labelled=False)
     if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable):
@@ -71,9 +76,9 @@ def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
     given = list(images)
     for one in given:
         if not isinstance(one, str | os.PathLike):
-            raise InputError(f"an image is given as a {type(one).__name__}; expected paths, or a DATA string")
+            raise InputError(f"got an image of type {type(one).__name__}; expected paths, or a DATA string")
     if not given:
-        raise InputError("no images to inspect: give one at least, or leave them out")
+        raise InputError("no images to inspect: give at least one, or omit the argument")
     if len(given) == 1 and _is_data(os.fspath(given[0])):
         is_there = os.path.exists(os.path.expanduser(given[0]))
         return open_data(Path(given[0]) if is_there else given[0], default="measure", labelled=False)
@@ -81,12 +86,12 @@ def open_images(images: Images, leave_out: Iterable[Path] = ()) -> Source:
         is_named = ":" in text or text in (*BUILT_IN, *DATA_SETS)
         if is_named and not os.path.exists(os.path.expanduser(text)) and _is_data(text):
             raise InputError(
-                f"{text} is data, and data is inspected alone: leave out the others, or give files"
+                f"{text} is data, and can't be combined with other arguments: give only it, or only files"
             )
     left_out = {path.resolve() for path in leave_out}
     for path in given:
         if Path(path).expanduser().resolve() in left_out:
-            raise InputError(f"{path} is a picture of the inspection that is there: give the photo itself")
+            raise InputError(f"{path} is a picture from an earlier inspection: give the photo itself")
     found = find_images([os.path.expanduser(path) for path in given])
     paths = [str(path) for path in found if path.resolve() not in left_out]
     return Files("photos", "all", ("",), np.zeros(len(paths), np.int64), paths)
@@ -106,7 +111,7 @@ def _is_data(text: str) -> bool:
 
 
 class Distances(NamedTuple):
-    """Mean attention distances in pixels (layers, heads), that of uniform attention, and how many images they are of."""
+    """Mean attention distances in pixels (layers, heads), the distance for uniform attention, and the number of images."""
 
     values: np.ndarray
     uniform: float
@@ -119,7 +124,7 @@ class Photo:
 
     where: str
     name: str
-    "What tells it from the others."
+    "Its path within the folder of all photos."
     label: str | None
     top: list[Prediction]
     target: str | None
@@ -130,7 +135,7 @@ class Photo:
 
 @dataclass
 class Findings:
-    """All that was found; what is not defined has its reason in `undefined`."""
+    """All results. `undefined` has the reason for each inspection that is not defined."""
 
     drawings: dict[str, Drawing] = field(default_factory=dict)
     distances: Distances | None = None
@@ -139,7 +144,7 @@ class Findings:
     undefined: dict[str, Undefined] = field(default_factory=dict)
 
     def attempt(self, name: str, compute: Callable[[], Computed]) -> Computed | None:
-        """Return what is computed, or keep the reason why it is not defined and return None."""
+        """Return the result of `compute`; if it is not defined, keep the reason and return None."""
         try:
             return compute()
         except Undefined as error:
@@ -149,7 +154,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """How rollout fuses heads, the weight of the residual, the share that it discards, and the class it is asked for."""
+    """Options of rollout: how to fuse heads, the weight of the residual, the share to discard, and the class."""
 
     fuse: Fuse = "mean"
     residual: float = 0.5
@@ -162,7 +167,7 @@ class RolloutOptions:
 
 
 def examine_weights(predictor: Predictor) -> Findings:
-    """Return what needs no images: filters and the similarity of positions."""
+    """Run the inspections that need no images: filters and similarity of positions."""
     found = Findings()
     for name, draw in (("filters", draw_filters), ("positions", draw_positions)):
         if drawing := found.attempt(name, partial(draw, predictor)):
@@ -178,9 +183,13 @@ def examine(
     num_photos: int,
     options: RolloutOptions | None = None,
     batch_size: int | None = None,
+    rule: BadImageRule | None = None,
     progress: Progress | None = None,
 ) -> Findings:
-    """Return what needs images too: attention distance over up to `num_images`, and maps of up to `num_photos`."""
+    """Run all inspections, with attention distance over up to `num_images` and maps of up to `num_photos`.
+
+    rule: what to do about unreadable images.
+    """
     options = options or RolloutOptions()
     Bounds(at_least=1).check("num_images", num_images)
     Bounds(at_least=0).check("num_photos", num_photos)
@@ -204,7 +213,8 @@ def examine(
             progress(done, total)
 
     try:
-        kept = _measure(predictor, source, used, set(shown.tolist()), batch_size, found, advance)
+        skipped = Skipped(_unlabelled(source, used), rule or BadImageRule())
+        kept = _measure(predictor, source, used, set(shown.tolist()), batch_size, found, skipped, advance)
         if kept:
             _map_photos(predictor, source, kept, target, options, batch_size, found, advance)
     except torch.OutOfMemoryError as error:
@@ -213,27 +223,34 @@ def examine(
     return found
 
 
+def _unlabelled(source: Source, indices: np.ndarray) -> Source:
+    """Return some images of a source, without requirements on their classes."""
+    part = Subset(source, indices)
+    part.may_lack_classes = True
+    return part
+
+
 def _class_number(predictor: Predictor, target: str | int | None) -> int | None:
-    """Return the number of a class that is given by name or number."""
+    """Return the index of a class given by name or index."""
     if target is None:
         return None
     names = predictor.class_names
     if not names:
-        raise InputError(f"{predictor.name} has no classification head: leave out the target {target!r}")
+        raise InputError(f"{predictor.name} has no classification head: remove the target {target!r}")
     if target in names:
         return names.index(str(target))
-    are_numbers = any(name.isdecimal() for name in names)  # then a number on the command line is a name
+    are_numbers = any(name.isdecimal() for name in names)  # then a number is a name
     if not isinstance(target, str) or (target.isdecimal() and not are_numbers):
         if 0 <= int(target) < len(names):
             return int(target)
-        raise InputError(f"no class {target}: the model has {len(names)}, counted from 0")
+        raise InputError(f"no class {target}: the model has {len(names)} classes, counted from 0")
     expected = "" if are_numbers else " or a number, counted from 0"
     near = did_you_mean(target, names) or f"; expected a name{expected}"
     raise InputError(f"the model has no class {target!r}{near}")
 
 
 class ShownImage(NamedTuple):
-    """An image to be drawn: its place in the source, as it came, and as the model takes it."""
+    """An image to draw: its index in the source, the original picture, and the model's input."""
 
     place: int
     picture: Picture
@@ -247,12 +264,14 @@ def _measure(
     shown: set[int],
     batch_size: int | None,
     found: Findings,
+    skipped: Skipped,
     advance: Callable[[int], None],
 ) -> list[ShownImage]:
-    """Sum up attention distances, a few images at a time, and return those images that are to be drawn."""
+    """Average attention distances, a few images at a time, and return the images to draw."""
     config, preprocessing = predictor.model.config, predictor.preprocessing
     has_attention = isinstance(config, TransformerConfig)
     kept: list[ShownImage] = []
+    bad: dict[int, Unreadable] = {}
     sums, count = np.zeros(()), 0
 
     def read(picture: Picture) -> tuple[Picture, Tensor]:
@@ -265,6 +284,9 @@ def _measure(
         for index, result in chunk:
             if isinstance(result, Unreadable):
                 found.unreadable.append(result)
+                bad[int(np.searchsorted(used, index))] = result
+                if skipped.rule.choice == "error":
+                    skipped.add(bad)
                 continue
             tensors.append(result[1])
             if index in shown:
@@ -273,9 +295,7 @@ def _measure(
             values = attention_distance(predictor, torch.stack(tensors), batch_size=batch_size)
             sums, count = sums + len(tensors) * values, count + len(tensors)
         advance(len(chunk))
-    if found.unreadable and len(found.unreadable) == len(used):
-        first = found.unreadable[0]
-        raise InputError(f"none of the images can be read; {first.image}: {first.reason}")
+    skipped.add(bad)
     if not isinstance(config, TransformerConfig):
         found.attempt("distance", lambda: attention_distance(predictor, torch.empty(0)))
         return kept
@@ -310,7 +330,7 @@ def _map_photos(
     shares = options.residual, options.discard
     methods: dict[str, Callable[[], np.ndarray]] = {
         "rollout": lambda: rollout(predictor, images, options.fuse, *shares, batch_size=batch_size),
-        # What has no prediction has no class to ask for: both are undefined for the same reason.
+        # Without predictions there are no classes; gradient_rollout is then undefined for the same reason.
         "gradient": lambda: gradient_rollout(predictor, images, classes or 0, *shares, batch_size=batch_size),
         "tokens": lambda: token_colors(predictor, images, batch_size=batch_size),
         "pooling": lambda: pooling_map(predictor, images, batch_size=batch_size),
@@ -342,9 +362,9 @@ def _map_photos(
 
 
 def _photo_names(source: Source, indices: list[int]) -> list[str]:
-    """Return where images lie in the folder of all, so that one has the same name however many are drawn."""
+    """Return paths relative to the common folder of all images, so names don't depend on how many are drawn."""
     places = [source.where(index) for index in indices]
-    others = [source.where(int(index)) for index in spread(len(source), 1000)]  # all, but of very many
+    others = [source.where(int(index)) for index in spread(len(source), 1000)]  # a sample if there are more
     try:
         top = os.path.commonpath([os.path.dirname(os.path.abspath(place)) for place in places + others])
         return [os.path.relpath(place, top) for place in places]
@@ -353,7 +373,7 @@ def _photo_names(source: Source, indices: list[int]) -> list[str]:
 
 
 def _label(source: Source, index: int) -> str | None:
-    """Return the class that data says; photos have none."""
+    """Return the class in the data's labels; photos have none."""
     if source.class_names == ("",):
         return None
     row = source.labels[index]

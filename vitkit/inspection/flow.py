@@ -1,7 +1,7 @@
-"""Attention rollout: how much of each patch flows through all layers to what the head reads, as a whole or for one class.
+"""Attention rollout: how much each patch contributes, through all layers, to the features or to one class.
 
-Top to bottom: the rollout; the product of layers; what becomes of one layer's attention (heads fused, the smallest
-discarded, the residual mixed in, rows normalised); the row that the head reads; the rollout of a class by its gradient.
+From top to bottom: the rollout; the product of layers; the steps for one layer's attention (fuse heads, discard the
+smallest, mix in the residual, normalise rows); the row that the head reads; the gradient rollout for a class.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ def rollout(
     *,
     batch_size: int | None = None,
 ) -> np.ndarray:
-    """Return how much each patch flows into what the head reads: (images, rows, columns).
+    """Return how much each patch contributes to the features that the head reads: (images, rows, columns).
 
-    A layer's heads are fused, its smallest entries discarded, the identity is mixed in for the residual, and rows are
-    made to sum to one; the product of all layers is the rollout (Abnar and Zuidema 2020; ViT, D.8). Its class row is the map. Where
-    the head reads no class token, the map is the mean of the patches' rows, weighted by the pooling weights of SeqPool
-    or a MAP head (mean over its heads) if there are such. Layers are multiplied as they pass, so that one layer's
-    attention of a few images is all that is held.
+    In each layer, heads are fused, the smallest entries are discarded, the identity is mixed in for the residual, and rows
+    are normalised to sum to one. The product of all layers is the rollout (Abnar and Zuidema 2020; ViT, D.8), and its class
+    row is the map. If the head reads no class token, the map is the mean of the patches' rows, weighted by the pooling
+    weights if there is a SeqPool or a MAP head (mean over its heads). Layers are multiplied as they are computed, so only
+    one layer's attention is in memory.
 
-    fuse: mean, max or min over heads. residual: weight of the identity. discard: share of a fused matrix's entries
-    that are set to zero, the smallest first, of each image by itself; the diagonal stays.
+    fuse: mean, max or min over heads.
+    residual: weight of the identity.
+    discard: share of the off-diagonal entries of each image's fused matrix to set to zero, smallest first.
     """
     module, config = transformer(model, "attention rollout")
     check_choice("fuse", fuse, Fuse)
     flow = Flow(residual, discard)
 
     def reduce(kind: str, layer: int | None, tensor: Tensor) -> Tensor | None:
-        if layer is None:  # the pool's
+        if layer is None:  # pooling weights
             return tensor.float().mean(1)  # (batch, patches)
         flow.add(fuse_heads(tensor.float(), fuse), is_first=layer == 0)
         return None
@@ -88,18 +89,18 @@ class Flow:
         self.discard = discard
 
     def add(self, fused: Tensor, is_first: bool) -> None:
-        """Take the next layer's attention, one matrix an image; the first layer starts over."""
+        """Multiply by the next layer's attention, one matrix per image; the first layer starts over."""
         layer = self.mix(fused)
-        # A layer's tokens are mixtures of the layer's input, which the product so far gives as mixtures of patches.
+        # A layer's tokens are mixtures of its inputs; the product so far says how these mix the patches.
         self.product = layer if is_first else layer @ self.product
 
     def mix(self, fused: Tensor) -> Tensor:
-        """Return a layer's matrix: the smallest entries discarded, the identity mixed in."""
+        """Return a layer's matrix, with the smallest entries discarded and the identity mixed in."""
         return mix_residual(discard_smallest(fused, self.discard), self.residual)
 
 
 def fuse_heads(attention: Tensor, fuse: Fuse) -> Tensor:
-    """Return one matrix of (batch, heads, tokens, tokens)."""
+    """Reduce attention (batch, heads, tokens, tokens) to one matrix per image."""
     match fuse:
         case "mean":
             return attention.mean(1)
@@ -110,13 +111,13 @@ def fuse_heads(attention: Tensor, fuse: Fuse) -> Tensor:
 
 
 def discard_smallest(fused: Tensor, share: float) -> Tensor:
-    """Set a share of each (tokens, tokens) matrix's entries off the diagonal to zero, the smallest first.
+    """Set a share of the off-diagonal entries of each (tokens, tokens) matrix to zero, smallest first.
 
-    Every token attends a little to all others. Multiplied over many layers, this makes an even haze that hides the
-    patches which matter. What a token keeps of itself, the diagonal, is no part of the haze.
+    Every token attends a little to all others. Multiplied over many layers, this becomes an even haze that hides the
+    patches that matter. The diagonal, what a token keeps of itself, is not part of the haze.
     """
     tokens = fused.shape[-1]
-    count = int(share * tokens * (tokens - 1) + 1e-9)  # 0.7 of 90 is 63, which floats fall short of
+    count = int(share * tokens * (tokens - 1) + 1e-9)  # 0.7 * 90 is slightly below 63 in floating point
     if not count:
         return fused
     diagonal = torch.eye(tokens, dtype=torch.bool, device=fused.device)
@@ -126,17 +127,17 @@ def discard_smallest(fused: Tensor, share: float) -> Tensor:
 
 def mix_residual(fused: Tensor, residual: float) -> Tensor:
     """Return residual * identity + (1 - residual) * fused, with rows that sum to one."""
-    # A block adds what attention gathers to the token itself: the identity stands for the token, which would
-    # otherwise be lost after one layer. Abnar and Zuidema weigh both alike, residual 0.5.
+    # A block adds attention's output to the token itself. The identity stands for the token, which would
+    # otherwise be lost after one layer. Abnar and Zuidema weigh both equally (residual 0.5).
     identity = torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
     mixed = residual * identity + (1 - residual) * fused
-    # Rows of max, min, discarded or gradient-weighted attention don't sum to one. Without this, the sizes of rows would
-    # multiply over layers, and a map would show them rather than shares. The least float keeps empty rows at zero.
+    # Rows of max, min, discarded or gradient-weighted attention don't sum to one. Without normalising, their sums would
+    # multiply over layers, and a map would show those instead of shares. The clamp keeps empty rows at zero.
     return mixed / mixed.sum(-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny)
 
 
 def read_row(config: TransformerConfig, like: Tensor, pooling: Tensor | None) -> Tensor:
-    """Return the weights with which the head reads the last layer's tokens: (images, tokens), as many as `like` has."""
+    """Return the weights with which the head reads the last layer's tokens: (images, tokens), for the images in `like`."""
     row = torch.zeros(len(like), config.num_tokens, device=like.device)
     if reads_class_token(config):
         row[:, 0] = 1
@@ -147,7 +148,7 @@ def read_row(config: TransformerConfig, like: Tensor, pooling: Tensor | None) ->
 
 
 def _map(config: TransformerConfig, row: Tensor) -> np.ndarray:
-    """Return the patches' part of (images, tokens) in its grid."""
+    """Return the patch tokens of (images, tokens) as a grid."""
     return row[:, config.num_prefix :].unflatten(-1, config.grid).cpu().numpy()
 
 
@@ -160,13 +161,13 @@ def gradient_rollout(
     *,
     batch_size: int | None = None,
 ) -> np.ndarray:
-    """Return how much each patch flows into the logit of a class: (images, rows, columns).
+    """Return how much each patch contributes to the logit of a class: (images, rows, columns).
 
-    The rollout of attention times the gradient of that logit, its mean over heads, with negatives set to zero; all else
-    is as in `rollout`. The backward pass computes each layer's attention once more and hands down one row of the
-    product, so that one layer's attention at a time is held. A model that was made in inference mode has no gradients.
+    Each layer's matrix is attention times the gradient of that logit, averaged over heads, with negative values set to
+    zero. The rest is as in `rollout`. The backward pass recomputes each layer's attention and multiplies one row of the
+    product, so only one layer's attention is in memory. A model built in inference mode has no gradients.
 
-    classes: one for all images, or one for each.
+    classes: one class index for all images, or one for each.
     """
     module, config = transformer(model, "gradient rollout")
     check_head(module, "gradient rollout")
@@ -176,7 +177,7 @@ def gradient_rollout(
         for batch in batches(module, images, batch_size, num_kept=4):
             back = Backflow(flow)
             record = Record("attention", "pooling", reduce=back.take)
-            # The images ask for the gradient, so that weights needn't: a frozen model has one too.
+            # Images require the gradient, so weights don't have to: this also works for a frozen model.
             asking = batch.detach().clone().requires_grad_()
             logits = module(asking, record)
             chosen = numbers[done : done + len(batch), None].to(logits.device).clone()
@@ -187,24 +188,24 @@ def gradient_rollout(
             done += len(batch)
     if not has_gradient:
         raise Undefined(
-            "gradient rollout", "its logits have no gradient: the head is zero, as before training"
+            "gradient rollout", "its logits have no gradient: the head is all zeros, as before training"
         )
     return np.concatenate(maps)
 
 
 class Backflow:
-    """One row of the product of all layers, from the last to the first, while the backward pass recomputes them."""
+    """One row of the product of all layers, built from the last to the first during the backward pass."""
 
     row: Tensor
-    "How much of each token what the head reads has so far: (batch, tokens)."
+    "The contribution of each token to the features, through the layers so far: (batch, tokens)."
 
     def __init__(self, flow: Flow) -> None:
         self.flow, self.has_gradient = flow, False
         self._attention: dict[int, Tensor | None] = {}
 
     def take(self, kind: str, layer: int | None, tensor: Tensor) -> Tensor | None:
-        """Reduce what a record keeps: on the way back attention comes a second time, right before its gradient does."""
-        if layer is None:  # the pool's
+        """Reduce recorded attention. The backward pass recomputes it, so it comes a second time, just before its gradient."""
+        if layer is None:  # pooling weights
             return tensor.detach().float().mean(1)
         if layer in self._attention:
             self._attention[layer] = tensor.detach()
@@ -218,13 +219,13 @@ class Backflow:
         assert attention is not None
         self.has_gradient |= bool(gradient.any())
         fused = (attention * gradient).float().mean(1).clamp(min=0)  # (batch, tokens, tokens)
-        # Backward comes the last layer first: a row times each matrix is that row of the whole product, and far smaller.
+        # The last layer comes first, so a row times each matrix gives that row of the product, which is much smaller.
         self.row = (self.row[:, None] @ self.flow.mix(fused)).squeeze(1)
 
 
 @contextmanager
 def recomputing(model: Model) -> Iterator[None]:
-    """Keep no more than each block's input for the backward pass."""
+    """Turn on activation checkpointing: keep only each block's input for the backward pass."""
     before, model.activation_checkpointing = model.activation_checkpointing, True
     try:
         yield
@@ -237,9 +238,9 @@ def _class_numbers(
 ) -> Tensor:
     try:
         numbers = torch.as_tensor(classes).cpu()
-    except (TypeError, ValueError, RuntimeError):  # names, or nothing
+    except (TypeError, ValueError, RuntimeError):  # names, or None
         raise InputError(
-            f"classes are {classes!r}; expected numbers, as in class_names.index(name)"
+            f"classes are {classes!r}; expected indices, such as class_names.index(name)"
         ) from None
     if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.shape not in ((), (num_images,)):
         raise InputError(
@@ -248,5 +249,7 @@ def _class_numbers(
         )
     wrong = numbers[(numbers < 0) | (numbers >= num_classes)]
     if wrong.numel():
-        raise InputError(f"no class {wrong.flatten()[0].item()}: the model has {num_classes}, counted from 0")
+        raise InputError(
+            f"no class {wrong.flatten()[0].item()}: the model has {num_classes} classes, counted from 0"
+        )
     return numbers.long().expand(num_images)

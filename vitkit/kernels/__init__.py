@@ -1,4 +1,4 @@
-"""GPU kernels of our own, where PyTorch's are slow: each equals a few lines of plain PyTorch, which run everywhere else."""
+"""Triton kernels for operations that are slow in PyTorch. Each has an equivalent in plain PyTorch for other devices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def runs_triton(x: Tensor) -> bool:
-    """Tell whether Triton compiles for a tensor's device."""
+    """Return whether Triton can compile for a tensor's device."""
     return x.is_cuda and torch.cuda.get_device_properties(x.device).major >= 8 and has_triton()
 
 
 @torch.compiler.assume_constant_result
 def has_triton() -> bool:
-    """Tell whether Triton works here: it needs a C compiler, which images of containers may lack."""
+    """Return whether Triton works here. It needs a C compiler, which container images may lack."""
     return _probe()
 
 
@@ -28,9 +28,9 @@ def _probe() -> bool:
     try:
         from triton.runtime import driver
 
-        _ = driver.active.utils  # what the first launch builds
-    except Exception as error:  # compilers fail in many ways, and PyTorch's own kernels are there for all
+        _ = driver.active.utils  # the first kernel launch builds this
+    except Exception as error:  # compilers fail in many ways; PyTorch's kernels always work
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        warnings.warn(f"Triton doesn't work here, PyTorch's own kernels are used: {reason}", stacklevel=2)
+        warnings.warn(f"Triton doesn't work here, so PyTorch's own kernels are used: {reason}", stacklevel=2)
         return False
     return True

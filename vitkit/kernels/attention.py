@@ -1,4 +1,4 @@
-"""Attention for short sequences on a GPU: from packed qkv to packed gradient, with cheap dropout."""
+"""Attention for short sequences on a GPU: packed qkv in, packed gradient out, with cheap dropout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (32, 64)
 
 
 class Tiles(NamedTuple):
-    """How a kernel is cut: a program holds `block` tokens and passes over the others `step` at a time."""
+    """Tile sizes of a kernel: a program holds `block` tokens and loops over all tokens, `step` at a time."""
 
     block: int
     step: int
@@ -26,15 +26,16 @@ class Tiles(NamedTuple):
     registers: int | None = None  # per thread, at most
 
 
-# With up to 128 registers, 16 warps share a multiprocessor: one half computes while the other multiplies.
+# With at most 128 registers, 16 warps fit on a multiprocessor: half of them do the softmax while half multiply.
 FORWARD = Tiles(block=128, step=64, warps=8, stages=3, registers=128)
-# All keys of a usual image in one block: their gradients fill half of the registers, and d_q is written once.
-# Run on an H200 alone. Cut (64 or 128, 32, 4 warps, 2 stages), 256 tokens came out wrong there (torch 2.11's Triton).
+# One block holds all keys of a usual image. Their gradients fill half of the registers, and d_q is written once.
+# Tested on an H200 only. With block 64 or 128, step 32, 4 warps and 2 stages, 256 tokens gave wrong results there
+# (torch 2.11's Triton).
 BACKWARD = Tiles(block=256, step=32, warps=8, stages=3)
 
 
 def can_use(qkv: Tensor) -> bool:
-    """Tell whether `short_attention` takes this packed qkv."""
+    """Return whether `short_attention` supports this packed qkv."""
     return (
         qkv.dtype in (torch.bfloat16, torch.float16)
         and qkv.shape[1] <= MAX_TOKENS
@@ -44,17 +45,17 @@ def can_use(qkv: Tensor) -> bool:
 
 
 def short_attention(qkv: Tensor, dropout: float = 0.0) -> Tensor:
-    """Return softmax(q k^T / sqrt(size)) v with dropout on the weights, heads side by side.
+    """Return softmax(q k^T / sqrt(size)) v, with dropout on the weights and heads concatenated.
 
-    `qkv` is (batch, tokens, 3, heads, size); the result is (batch, tokens, heads * size). The default
-    generator of the device draws one number per call, from which the kernels derive every weight's fate.
+    `qkv` is (batch, tokens, 3, heads, size); the result is (batch, tokens, heads * size). Dropout draws one
+    number per call from the device's default generator; the kernels derive the mask from it.
     """
     seed = torch.randint(2**62, (1,), device=qkv.device) if dropout > 0.0 else None
     return _forward(qkv.contiguous(), seed, dropout)[0]
 
 
 def keep_mask(seed: Tensor, num_heads: int, tokens: int, dropout: float) -> Tensor:
-    """Return which weights dropout keeps, (heads of all images, queries, keys), as the kernels do."""
+    """Return the weights that dropout keeps, (heads of all images, queries, keys), as the kernels compute them."""
     low, high = seed & 0xFFFFFFFF, seed >> 32
     base_q = _scramble(torch.arange(num_heads, device=seed.device) ^ _scramble(low))
     base_k = _scramble(base_q ^ _scramble(high))
@@ -62,7 +63,7 @@ def keep_mask(seed: Tensor, num_heads: int, tokens: int, dropout: float) -> Tens
     return drawn & 0xFFFFFFFF >= _threshold(dropout)
 
 
-# These follow attention_triton's functions of the same names; int64 with a mask stands for uint32.
+# These mirror functions of attention_triton; int64 with a mask stands in for uint32.
 def _scramble(x: Tensor) -> Tensor:
     x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
@@ -126,7 +127,7 @@ _forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 
 def is_right(qkv: Tensor, dropout: float) -> bool:
-    """Tell whether the kernels agree with plain PyTorch about such a qkv: compiled ones may err, by shape and GPU."""
+    """Return whether the kernels agree with plain PyTorch for this shape: some compiled ones are wrong on some GPUs."""
     _, tokens, _, heads, size = qkv.shape
     return not qkv.is_cuda or _compare(tokens, heads, size, dropout, qkv.dtype, qkv.device)
 
@@ -135,7 +136,7 @@ def is_right(qkv: Tensor, dropout: float) -> bool:
 def _compare(
     tokens: int, heads: int, size: int, dropout: float, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    own = torch.Generator(device).manual_seed(0)  # training draws as if nothing had been compared
+    own = torch.Generator(device).manual_seed(0)  # so the comparison doesn't change training's random numbers
     qkv = torch.randn(2, tokens, 3, heads, size, generator=own, device=device).to(dtype)
     d_out = torch.randn(2, tokens, heads * size, generator=own, device=device).to(dtype)
     seed = torch.randint(2**62, (1,), generator=own, device=device) if dropout > 0.0 else None
@@ -144,20 +145,20 @@ def _compare(
     expected, _ = plain_forward(qkv.double(), seed, dropout)
     d_expected = plain_backward(d_out.double(), qkv.double(), seed, dropout)
     right = all(
-        (found.double() - wanted).abs().max() <= 0.05 * wanted.abs().max()  # rounding gives 0.01
+        (found.double() - wanted).abs().max() <= 0.05 * wanted.abs().max()  # rounding errors reach 0.01
         for found, wanted in ((out, expected), (d_qkv, d_expected))
     )
     if not right:
         shape = f"{tokens} tokens, {heads} heads of {size}, dropout {dropout:g}"
         warnings.warn(
-            f"the attention kernel gives wrong results on this GPU ({shape}): plain PyTorch, which is slower, takes its place",
+            f"the attention kernel gives wrong results on this GPU ({shape}); using plain PyTorch instead, which is slower",
             stacklevel=2,
         )
     return right
 
 
 def plain_forward(qkv: Tensor, seed: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
-    """Return what `_forward` does, in the precision of qkv."""
+    """Return the same as `_forward`, in the precision of qkv."""
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (batch, heads, tokens, size)
     logits = q @ k.transpose(-2, -1) / math.sqrt(qkv.shape[4])
     weights = logits.softmax(dim=-1) * _kept(qkv, seed, dropout)
@@ -166,20 +167,20 @@ def plain_forward(qkv: Tensor, seed: Tensor | None, dropout: float) -> tuple[Ten
 
 
 def plain_backward(d_out: Tensor, qkv: Tensor, seed: Tensor | None, dropout: float) -> Tensor:
-    """Return what `_backward` does, in the precision of qkv."""
+    """Return the same as `_backward`, in the precision of qkv."""
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    d_y = d_out.unflatten(2, qkv.shape[3:]).transpose(1, 2)  # as q
+    d_y = d_out.unflatten(2, qkv.shape[3:]).transpose(1, 2)  # shaped like q
     scale, kept = 1.0 / math.sqrt(qkv.shape[4]), _kept(qkv, seed, dropout)
     p = (q @ k.transpose(-2, -1) * scale).softmax(dim=-1)
     d_p = d_y @ v.transpose(-2, -1) * kept
-    # The softmax's gradient, p * (d_p - sum(d_p * p)), and the scale of the logits.
+    # The gradient of the softmax, p * (d_p - sum(d_p * p)), times the scale of the logits.
     d_logits = p * (d_p - (d_p * p).sum(dim=-1, keepdim=True)) * scale
     d_q, d_k, d_v = d_logits @ k, d_logits.transpose(-2, -1) @ q, (p * kept).transpose(-2, -1) @ d_y
     return torch.stack([d_q, d_k, d_v]).permute(1, 3, 0, 2, 4).contiguous()
 
 
 def _kept(qkv: Tensor, seed: Tensor | None, dropout: float) -> Tensor | float:
-    """Return what dropout multiplies weights by, (batch, heads, queries, keys)."""
+    """Return the factors by which dropout multiplies the weights, (batch, heads, queries, keys)."""
     if seed is None:
         return 1.0
     batch, tokens, _, heads, _ = qkv.shape
@@ -211,7 +212,7 @@ def _run_backward(
 
 
 def _backward_tiles(qkv: Tensor) -> Tiles:
-    """Return BACKWARD, or half its block where a program has less shared memory than Hopper gives."""
+    """Return BACKWARD, or half its block on GPUs with less shared memory per program than Hopper."""
     if qkv.is_cuda and torch.cuda.get_device_properties(qkv.device).shared_memory_per_block_optin < 200_000:
         return BACKWARD._replace(block=BACKWARD.block // 2)
     return BACKWARD
@@ -227,10 +228,12 @@ def _launch(
 ) -> None:
     """Run a kernel with one program per head, or per block of tokens of each head."""
     batch, tokens, _, heads, size = qkv.shape
-    # A block that is half empty would multiply zeros: fewer tokens, fewer rows and warps to hold them.
+    # A half-empty block would multiply zeros: halve it, and the warps that hold it.
     while tokens <= tiles.block // 2 and tiles.block > 64:
         tiles = tiles._replace(block=tiles.block // 2, warps=max(tiles.warps // 2, 4))
-    if whole_heads and tokens <= tiles.step:  # one step by 4 warps: wrong on an H200 (torch 2.11's Triton)
+    if (
+        whole_heads and tokens <= tiles.step
+    ):  # one step with 4 warps is wrong on an H200 (torch 2.11's Triton)
         tiles = tiles._replace(warps=8)
     blocks = 1 if whole_heads else -(-tokens // tiles.block)
     with torch.cuda.device_of(qkv):

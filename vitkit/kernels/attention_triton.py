@@ -1,9 +1,9 @@
-"""The Triton kernels of short attention: a program reads one head straight out of the packed qkv.
+"""The Triton kernels of short attention: a program reads one head directly from the packed qkv.
 
-`qkv` and `d_qkv` are (batch, tokens, 3, heads, size), `out` and `d_out` (batch, tokens, heads, size), `lse` and `delta`
-(batch, heads, tokens) and `partial` (batch, heads, tokens, size) in float32. LOG_SCALE is log2(e) / sqrt(size), so that
-weights are powers of two; THRESHOLD / 2**32 is the dropout rate and KEPT what it leaves. A program holds BLOCK tokens and
-passes over all of its head's, STEP at a time.
+`qkv` and `d_qkv` are (batch, tokens, 3, heads, size), `out` and `d_out` (batch, tokens, heads, size). `lse` and `delta`
+(batch, heads, tokens) and `partial` (batch, heads, tokens, size) are in float32. LOG_SCALE is log2(e) / sqrt(size), since
+softmax is computed with powers of two. THRESHOLD / 2**32 is the dropout rate; KEPT is 1 minus the rate. A program holds
+BLOCK tokens and loops over all tokens of its head, STEP at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def scramble(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def token_codes(base: tl.tensor, tokens: tl.tensor) -> tl.tensor:
-    """Return one odd number per token. Three instructions, for each tile computes its own.
+    """Return one odd number per token, in only three instructions, since every tile computes it.
 
-    The product of a query's and a key's code, modulo 2**32, is the random number of their weight.
+    The product of a query's and a key's code, modulo 2**32, is the random number for their attention weight.
     """
     x = tokens.to(tl.uint32) * 0x9E3779B1 + base
     return (x ^ (x >> 15)) | 1
@@ -34,7 +34,7 @@ def token_codes(base: tl.tensor, tokens: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def draw_bases(seed: tl.tensor, head: tl.tensor, THRESHOLD: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Return what the codes of a head's queries and of its keys start from."""
+    """Return the base of the codes of a head's queries, and that of its keys."""
     base_q = head.to(tl.uint32)
     base_k = base_q
     if THRESHOLD > 0:
@@ -109,8 +109,8 @@ def forward(
 ) -> None:
     """Attend from one block of a head's queries to all its keys.
 
-    `zero` is 0.0 at run time: were it a constant, the compiler would drop weights after packing two in a register,
-    unpack and pack again.
+    `zero` is 0.0, passed at run time. With a constant, the compiler would pack two weights into a register first, then
+    unpack them for dropout and pack them again.
     """
     WIDTH: tl.constexpr = HEADS * SIZE
     BLOCKS: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
@@ -132,19 +132,19 @@ def forward(
         logits = tl.dot(q, tl.trans(k))
         if TOKENS % STEP != 0:
             logits = tl.where(keys[None, :] < TOKENS, logits, float("-inf"))
-        # Softmax in one pass over the keys (Milakov and Gimelshein 2018, as in FlashAttention): what was summed is shrunk when
-        # a greater logit comes.
+        # Softmax in one pass over the keys (Milakov and Gimelshein 2018, as in FlashAttention): a larger logit rescales the
+        # sums so far.
         new_top = tl.maximum(top, tl.max(logits, 1) * LOG_SCALE)
         p = tl.exp2(logits * LOG_SCALE - new_top[:, None])
         shrink = tl.exp2(top - new_top)
-        # Before dropout: weights are divided by the sum of all of them, kept or not.
+        # Before dropout: the softmax's denominator includes dropped weights.
         total = total * shrink + tl.sum(p, 1)
         if THRESHOLD > 0:
             drawn = codes_q[:, None] * token_codes(base_k, keys)[None, :]
             p = tl.where(drawn >= THRESHOLD, p, zero)
         y = tl.dot(p.to(v.dtype), v, y * shrink[:, None])
         top = new_top
-    # KEPT, which inverted dropout divides by, is taken in with the sum: once a query, not once a weight.
+    # Inverted dropout divides by KEPT: here once per query, not once per weight.
     store(out + image * WIDTH + within, queries, y / (total * KEPT)[:, None], WIDTH, SIZE, TOKENS, BLOCK)
     tl.store(lse + head * TOKENS + queries, top + tl.log2(total), mask=queries < TOKENS)
 
@@ -168,9 +168,9 @@ def backward(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ) -> None:
-    """Write the gradients of one head, one block of its keys after the other.
+    """Write the gradients of one head, one block of keys at a time.
 
-    From block to block `delta` and `partial` keep what is known of the queries; with one block they are not used.
+    With several blocks, `delta` and `partial` carry the queries' intermediate results from block to block.
     """
     WIDTH: tl.constexpr = HEADS * SIZE
     BLOCKS: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
@@ -198,19 +198,19 @@ def backward(
             q = load(qkv, queries, 3 * WIDTH, SIZE, TOKENS, STEP)
             d_y = load(d_out, queries, WIDTH, SIZE, TOKENS, STEP)
             log_sum = load_row(lse, queries, TOKENS, STEP)
-            # KEPT is taken out of the gradients of all weights here and put back once, at the end.
+            # Gradients of the weights are multiplied by KEPT here and divided by it once, at the end.
             if block == 0:
                 y = load(out, queries, WIDTH, SIZE, TOKENS, STEP)
-                # FlashAttention's shortcut: sum(d_p * p) over the keys is d_y . y, one number a query.
+                # FlashAttention's shortcut: sum(d_p * p) over the keys is d_y . y, one number per query.
                 inner = tl.sum(d_y.to(tl.float32) * y.to(tl.float32), 1) * KEPT
                 if BLOCKS > 1:
                     tl.store(delta + queries, inner, mask=queries < TOKENS)
             else:
                 inner = load_row(delta, queries, TOKENS, STEP)
-            # Tiles stand as (keys, queries): so the products for d_v and d_k take them from registers.
+            # Tiles are (keys, queries), so the products for d_v and d_k read them from registers.
             logits = tl.dot(k, tl.trans(q))
             d_p = tl.dot(v, tl.trans(d_y))
-            # Weights are computed again from the saved log-sum-exp, not kept: memory grows with tokens, not with their square.
+            # Recompute the weights from the saved log-sum-exp: memory is linear in the number of tokens, not quadratic.
             p = tl.exp2(logits * LOG_SCALE - log_sum[None, :])
             if (block + 1) * BLOCK > TOKENS:
                 p = tl.where(keys[:, None] < TOKENS, p, 0.0)
@@ -219,10 +219,10 @@ def backward(
                 drawn = codes_k[:, None] * token_codes(base_q, queries)[None, :]
                 dropped = tl.where(drawn >= THRESHOLD, p, 0.0)
             d_logits = (dropped * d_p - p * inner[None, :]).to(k.dtype)
-            # After both tiles are done: a product under way holds its registers.
+            # Only after both tiles are computed: a product in flight occupies its registers.
             d_v = tl.dot(dropped.to(v.dtype), d_y, d_v)
             d_k = tl.dot(d_logits, q, d_k)
-            # Hopper multiplies 64 rows at a time: of queries or, transposed, of the size.
+            # Hopper multiplies 64 rows at a time. With fewer queries, transpose: the rows are then the head's channels.
             d_q = tl.trans(tl.dot(tl.trans(k), d_logits)) if STEP < 64 else tl.dot(tl.trans(d_logits), k)
             if block > 0:
                 d_q += load(partial, queries, SIZE, SIZE, TOKENS, STEP)
@@ -236,4 +236,4 @@ def backward(
         store(d_qkv + WIDTH, keys, d_k, 3 * WIDTH, SIZE, TOKENS, BLOCK)
         store(d_qkv + 2 * WIDTH, keys, d_v / KEPT, 3 * WIDTH, SIZE, TOKENS, BLOCK)
         if block < BLOCKS - 1:
-            tl.debug_barrier()  # other threads read what this one wrote
+            tl.debug_barrier()  # the next block reads what other threads wrote

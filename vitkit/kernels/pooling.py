@@ -11,21 +11,23 @@ from torch import Tensor
 from vitkit.kernels import runs_triton
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Of one program. Neighbouring threads take neighbouring channels, which lie side by side in memory; 16 windows of 128
-# channels are 16 values for each of 128 threads.
+# Per program. Neighbouring threads take neighbouring channels, which are adjacent in memory: 16 windows of 128
+# channels give 16 values to each of 128 threads.
 POSITIONS, MAX_CHANNELS, WARPS = 16, 128, 4
 
 
 def relu_pool(x: Tensor) -> Tensor:
     """Return max_pool2d(relu(x), 3, stride=2, padding=1) of (images, channels, height, width)."""
     if x.dtype not in DTYPES or not runs_triton(x):
-        return F.relu(F.max_pool2d(x, 3, 2, 1))  # the same in the other order, on a quarter of the values
+        return F.relu(
+            F.max_pool2d(x, 3, 2, 1)
+        )  # the order doesn't matter; this one applies ReLU to a quarter of the values
     return _forward(x.contiguous(memory_format=torch.channels_last))[0]
 
 
 @torch.library.custom_op("vitkit::relu_pool", mutates_args=())
 def _forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output and, for each of its values, which of the window's nine it is; 9 where all are below 0."""
+    """Return the output and the index (0 to 8) of each value in its window, or 9 if no value is above 0."""
     from vitkit.kernels import pooling_triton as kernels
 
     y, chosen = _forward_shapes(x)
@@ -71,7 +73,7 @@ _forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 
 def _launch(kernel: Any, large: Tensor, small: Tensor, chosen: Tensor) -> None:
-    """Run a kernel with one program per few windows and channels."""
+    """Run a kernel with one program per group of windows and channels."""
     from triton import next_power_of_2
 
     images, channels, height, width = large.shape

@@ -1,4 +1,4 @@
-"""Resizing a batch of images, each by its own two matrices, straight from bytes to bytes. Needs Triton."""
+"""Resizing of a uint8 batch, each image with its own two matrices. Needs Triton."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows and columns of one program's tile, pixels that it takes in at a time, and warps: small tiles, since images from
-# memory are small (CIFAR's are one tile high and half a tile wide).
+# Rows and columns of one program's tile, pixels that it reads at a time, and warps. Tiles are small because images kept
+# in memory are small (CIFAR's are one tile high and half a tile wide).
 ROWS, COLUMNS, STEP, WARPS = 32, 64, 32, 4
-# 1.5 * 2**23, where float32 has no fractions: added and taken away again, it rounds halves to even as torch.round does.
+# 1.5 * 2**23, where float32 has no fractions: adding and subtracting it rounds halves to even, as torch.round does.
 ROUND = tl.constexpr(12582912.0)
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return rows @ image @ columns^T of each channel, rounded and cut off at 0 and 255.
+    """Return rows @ image @ columns^T of each channel, rounded and clamped to 0..255.
 
     images: uint8 (images, channels, height, width); rows: float32 (images, new height, height); columns likewise.
     """
@@ -76,13 +76,13 @@ def resample_tile(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for left in range(0, width, STEP):
         js = left + tl.arange(0, STEP)
-        # rows @ image for STEP columns, then its share of the product with columns^T: nothing between them leaves the chip.
+        # rows @ image for STEP columns, then its part of the product with columns^T, without a round trip to memory.
         part = tl.zeros((ROWS, STEP), tl.float32)
         for top in range(0, height, STEP):
             below = top + tl.arange(0, STEP)
             weights = load(rows, ys, below, new_height, height)
             pixels = load(images, below, js, height, width).to(tl.float32)
-            # Tensor cores at nearly float32's precision: three TF32 products of split numbers, so that pixels equal plain PyTorch's.
+            # Three TF32 products of split numbers have nearly float32's precision, so pixels equal plain PyTorch's.
             part = tl.dot(weights, pixels, part, input_precision="tf32x3")
         weights = load(columns, xs, js, new_width, width)
         total = tl.dot(part, tl.trans(weights), total, input_precision="tf32x3")

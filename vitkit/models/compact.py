@@ -30,9 +30,8 @@ class Tokenizer(nn.Module):
             channels = channels_out
 
     def forward(self, images: Tensor) -> Tensor:
-        images = images.contiguous(
-            memory_format=torch.channels_last
-        )  # tokens come out in order, without a copy
+        # With channels last, tokens need no copy.
+        images = images.contiguous(memory_format=torch.channels_last)
         return self.conv_layers(images).flatten(2).transpose(1, 2)  # (batch, patches, width)
 
 
@@ -52,7 +51,7 @@ class ReluPool(nn.Module):
 
 
 class Block(nn.Module):
-    """The published encoder block: its second norm replaces the residual stream, it isn't a branch's own."""
+    """The published encoder block: its second norm changes the residual stream, not only the MLP branch."""
 
     def __init__(self, config: CompactConfig, drop_path: float) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ class Block(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Positions, encoder, pool and head; a module of its own because the published names have it."""
+    """Positions, encoder, pool and head; a separate module, to match the published parameter names."""
 
     def __init__(self, config: CompactConfig) -> None:
         super().__init__()
@@ -99,7 +98,7 @@ class Classifier(nn.Module):
 
 
 class CompactTransformer(Model):
-    """ViT-Lite, CVT or CCT, by its config."""
+    """ViT-Lite, CVT or CCT, depending on the config."""
 
     config: CompactConfig
 
@@ -112,9 +111,15 @@ class CompactTransformer(Model):
 
     def features(self, images: Tensor, record: Record | None = None) -> Tensor:
         tokens = self.encode(images, record)  # (batch, tokens, width)
+        return self.pool_features(tokens, record)  # (batch, width)
+
+    def pool_features(self, x: Tensor, record: Record | None = None) -> Tensor:
         if self.config.pool == "token":
-            return tokens[:, 0]
-        return sequence_pool(tokens, self.classifier.attention_pool(tokens), record)  # (batch, width)
+            return x[:, 0]
+        return sequence_pool(x, self.classifier.attention_pool(x), record)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.encode(images)
 
     def classify(self, features: Tensor) -> Tensor:
         return self.classifier.fc(features)
@@ -127,7 +132,7 @@ class CompactTransformer(Model):
     ) -> Tensor:
         """Return the encoder's output, normalised: (batch, tokens, width).
 
-        corrupt: what is done to the patches' embeddings (batch, patches, width) before they learn their positions.
+        corrupt: applied to the patch embeddings (batch, patches, width) before positions are added.
         """
         self.check_images(images)
         if record is not None:
@@ -174,13 +179,13 @@ class CompactTransformer(Model):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill all weights as the published code does."""
+        """Initialise all weights as the published code does."""
         for module in self.modules():
             _init(module)
         if self.config.pool == "token":
             nn.init.zeros_(self.classifier.class_emb)
         if self.config.positions == "learned":
-            # Ten times ViT's deviation, and the published code's own.
+            # The published code's standard deviation, ten times ViT's.
             nn.init.trunc_normal_(self.classifier.positional_emb, std=0.2)
         elif self.config.positions == "sine":
             self.classifier.positional_emb.copy_(sine_1d(self.config.num_tokens, self.config.width))
@@ -195,5 +200,5 @@ def _init(module: nn.Module) -> None:
     elif isinstance(module, nn.LayerNorm):
         module.reset_parameters()
     elif isinstance(module, nn.Conv2d):
-        module.reset_parameters()  # PyTorch's own bias
+        module.reset_parameters()  # PyTorch's default bias
         nn.init.kaiming_normal_(module.weight)

@@ -1,19 +1,21 @@
-"""What a model is: one frozen dataclass per family, each field with its meaning beneath it. No torch needed."""
+"""Model configs: one frozen dataclass per family, with each field's meaning below it. Needs no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from vitkit.config import Bounds, Count, CountOrZero, NotNegative, Positive, Rate, check_bounds
 from vitkit.errors import InputError
+from vitkit.models.words import OTHER_WORDS
 
 Gelu = Literal["tanh", "erf"]
 Resample = Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"]
 Standardization = Literal["std", "variance"]
 Interpolation = Literal["bilinear", "bicubic"]
 Size = int | tuple[int, int]
-# A config may be a stranger's: nothing loops over a count or takes memory by a size before these bounds hold.
+# A config may come from an untrusted file. These bounds are checked before any loop or allocation of that size.
 Layers = Annotated[int, Bounds(at_least=1, at_most=1000)]
 Stages = Annotated[tuple[int, ...], Bounds(at_least=1, at_most=1000)]
 Width = Annotated[int, Bounds(at_least=1, at_most=2**18)]
@@ -27,25 +29,27 @@ def as_size(size: Size) -> tuple[int, int]:
         return size, size
     if isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(side, int) for side in size):
         return size[0], size[1]
-    raise InputError(f"an image size is {size!r}; expected pixels, or height and width")
+    raise InputError(f"image size is {size!r}; expected a number of pixels, or height and width")
 
 
 def write_size(size: Size) -> str:
-    """Return a size as settings and pipelines spell it: 224, or 160x320."""
+    """Return a size as written in settings and pipelines: 224, or 160x320."""
     height, width = as_size(size)
     return str(height) if height == width else f"{height}x{width}"
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What every family has."""
+    """Settings of every family."""
+
+    other_words: ClassVar[Mapping[str, str]] = OTHER_WORDS
 
     image_size: Pixels = (224, 224)
     "Height and width of the input in pixels; one number means a square."
     channels: Count = 3
     "Image channels."
     num_classes: CountOrZero = 1000
-    "Width of the classification head; 0 leaves the head out and the model returns its features."
+    "Width of the classification head; with 0 there is no head and the model returns its features."
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", as_size(self.image_size))
@@ -58,7 +62,7 @@ class ModelConfig:
 
     @property
     def covered(self) -> tuple[int, int]:
-        """Height and width in pixels that the model reads, from the upper left corner on."""
+        """Height and width, in pixels, of the part that the model reads, from the top-left corner."""
         return self.size
 
     def require(self, claim: bool, message: str) -> None:
@@ -68,7 +72,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TokenConfig(ModelConfig):
-    """What every family of transformers has besides."""
+    """Settings of every transformer family."""
 
     width: Width = 768
     "Size of a token."
@@ -92,7 +96,7 @@ class TokenConfig(ModelConfig):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches; pixels that fill no whole patch are left out."""
+        """Rows and columns of patches; pixels beyond the last whole patch are ignored."""
         raise NotImplementedError
 
     @property
@@ -120,23 +124,23 @@ class ViTConfig(TokenConfig):
     patch: Side = 16
     "Side of a patch in pixels."
     positions: Literal["none", "learned", "learned_2d", "sincos_2d", "relative"] = "learned"
-    "Position information: a learned row per token, a learned half per row and column of the grid, fixed sines, or 1-D relative attention."
+    "Position embedding: none, one learned vector per token, learned vectors per grid row and grid column (half the width each), fixed 2-D sines and cosines, or 1-D relative attention."
     positions_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
-    "Where positions are added: once, before every block, or before every block with the same weights."
+    "Where positions are added: once at the stem, before every block, or before every block with shared weights."
     position_std: NotNegative | None = 0.02
-    "Initial deviation of learned positions: vit_jax's, or 1 / sqrt(width) where it is none, as in big_vision."
+    "Standard deviation of the initial learned positions. The default is vit_jax's; none means 1 / sqrt(width), as in big_vision."
     prefix_positions: bool = True
-    "Whether the class and register tokens own rows of a learned position table (vit_jax, timm) or not (big_vision)."
+    "Whether class and register tokens have learned positions too (vit_jax, timm) or not (big_vision)."
     pool: Literal["token", "mean", "map", "seqpool", "none"] = "token"
-    "How tokens become features: class token, mean of patches, attention pooling (MAP), SeqPool, or left as they are."
+    "How tokens become features: class token, mean of patches, attention pooling (MAP), SeqPool, or none, which returns all tokens."
     class_token: bool | None = None
-    "Whether there is a class token; left open, there is one when the pool is 'token'."
+    "Whether there is a class token. By default, there is one only if the pool is 'token'."
     registers: Annotated[int, Bounds(at_least=0, at_most=1000)] = 0
-    "Extra learned tokens after the class token that no head reads."
+    "Number of learned register tokens after the class token. The head doesn't read them."
     final_norm: Literal["tokens", "pooled"] = "tokens"
     "Whether the last LayerNorm runs on all tokens before pooling or on the pooled features (timm's fc_norm)."
     pre_logits: Annotated[int, Bounds(at_least=0, at_most=2**18)] = 0
-    "Width of the tanh layer before the head; 0 leaves it out."
+    "Width of the tanh layer before the head; 0 for no such layer."
     head_bias: float = 0.0
     "Initial bias of the (zero-initialised) head."
     dropout: Rate = 0.0
@@ -144,17 +148,17 @@ class ViTConfig(TokenConfig):
     attention_dropout: Rate = 0.0
     "Dropout on attention weights."
     stochastic_depth: Rate = 0.0
-    "Chance to skip the last block's branches; earlier blocks get linearly less."
+    "Probability of skipping the last block's branches. It grows linearly from 0 at the first block."
     patch_dropout: Rate = 0.0
-    "Share of patch tokens left out of each training step."
+    "Share of patch tokens dropped at each training step."
     layer_scale: float | None = None
-    "Initial value of a learned per-channel scale on every branch; none leaves it out."
+    "Initial value of a learned per-channel scale on every branch; none for no scale."
     gelu: Gelu = "tanh"
     "GELU form: tanh in Google's code, erf in timm, transformers and torchvision."
     norm_epsilon: Positive = 1e-6
     "Epsilon of every LayerNorm."
     resample: Resample = "bilinear_corners"
-    "How learned positions follow a change of grid: Google's bilinear with aligned corners, timm's antialiased bicubic, plain bicubic, or bilinear."
+    "How learned positions are resampled to another grid: Google's bilinear with aligned corners, timm's antialiased bicubic, plain bicubic, or bilinear."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,12 +171,12 @@ class ViTConfig(TokenConfig):
         )
         self.require(
             self.class_token is True or self.pool != "token",
-            "pool 'token' needs a class token: leave class_token open or set it to true",
+            "pool 'token' needs a class token: remove class_token from the settings, or set it to true",
         )
         if self.positions in ("none", "relative"):
             self.require(
                 self.positions_at == "stem",
-                f"positions_at {self.positions_at!r} has no meaning for positions {self.positions!r}",
+                f"positions_at {self.positions_at!r} does not apply to positions {self.positions!r}",
             )
         if self.positions in ("sincos_2d", "learned_2d"):
             parts = 4 if self.positions == "sincos_2d" else 2
@@ -205,7 +209,7 @@ class ViTConfig(TokenConfig):
 
     @property
     def num_features(self) -> int:
-        """Width of what the head reads."""
+        """Width of the features that the head reads."""
         return self.pre_logits or self.width
 
 
@@ -216,7 +220,7 @@ class HybridConfig(ViTConfig):
     patch: Side = 1
     "Side of a patch in cells of the feature map."
     backbone_units: Stages = (3, 4, 9)
-    "Residual units per stage of the ResNet; none at all leaves its stem alone."
+    "Residual units per stage of the ResNet; an empty list keeps only its stem."
     backbone_width: Width = 64
     "Channels of the ResNet's stem."
     group_norm_epsilon: Positive = 1e-5
@@ -236,7 +240,7 @@ class HybridConfig(ViTConfig):
 
     @property
     def backbone_stride(self) -> int:
-        """Pixels per cell of the feature map: 4 after the stem, then doubled by each stage but the first."""
+        """Pixels per cell of the feature map: 4 after the stem, doubled by every stage after the first."""
         return 4 * 2 ** max(0, len(self.backbone_units) - 1)
 
     @property
@@ -290,7 +294,7 @@ class ResNetConfig(ModelConfig):
 class CompactConfig(TokenConfig):
     """Compact Transformers: ViT-Lite (patches, class token), CVT (patches, SeqPool), CCT (convolutions, SeqPool)."""
 
-    # These mean what they mean in the base classes; their defaults are those of CCT-7/3x1 for CIFAR-10.
+    # The base classes document these fields. The defaults are those of CCT-7/3x1 for CIFAR-10.
     image_size: Pixels = (32, 32)
     num_classes: CountOrZero = 10
     width: Width = 256
@@ -298,7 +302,7 @@ class CompactConfig(TokenConfig):
     heads: Layers = 4
     mlp_width: Width = 512
     tokenizer: Literal["patches", "convolutions"] = "convolutions"
-    "What makes tokens: one strided convolution, or blocks of convolution, ReLU and max-pooling."
+    "How images become tokens: one strided convolution, or blocks of convolution, ReLU and max-pooling."
     kernel: Side = 3
     "Side of a patch, or of the convolutions' kernel."
     convolutions: Annotated[int, Bounds(at_least=1, at_most=16)] = 1
@@ -312,13 +316,13 @@ class CompactConfig(TokenConfig):
     attention_dropout: Rate = 0.1
     "Dropout on attention weights."
     stochastic_depth: Rate = 0.1
-    "Chance to skip the last block's branches; earlier blocks get linearly less."
+    "Probability of skipping the last block's branches. It grows linearly from 0 at the first block."
     gelu: Gelu = "erf"
     "GELU form."
     norm_epsilon: Positive = 1e-5
     "Epsilon of every LayerNorm."
     resample: Resample = "bilinear"
-    "How learned positions follow a change of grid."
+    "How learned positions are resampled to another grid."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -364,8 +368,28 @@ class CompactConfig(TokenConfig):
         return self.width
 
 
+@dataclass(frozen=True)
+class OwnConfig(ModelConfig):
+    """The user's own module: what one forward pass shows about it."""
+
+    module: str = "module"
+    "Name of its class."
+    num_features: Annotated[int, Bounds(at_least=0, at_most=2**18)] = 0
+    "Width of what its method features(images) returns; 0 if it has no such method."
+    new_head: bool = False
+    "Whether a linear layer on its features replaces its own logits."
+    parameters: CountOrZero = 0
+    "Number of parameters."
+    macs_per_pixel: NotNegative = 0.0
+    "Multiply-adds of its forward pass per pixel of the image."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.num_features > 0 or not self.new_head, "a new head needs features")
+
+
 TransformerConfig = ViTConfig | CompactConfig
-"A model of tokens."
+"Configs of the models that work on tokens."
 
 
 @dataclass(frozen=True)
@@ -375,7 +399,7 @@ class Preprocessing:
     image_size: Pixels = (224, 224)
     "Height and width of the model's input."
     crop_fraction: Annotated[float, Bounds(at_least=0.25, at_most=1)] | None = None
-    "Share of the resized image that a centre crop keeps: the image is resized to just cover size / crop_fraction first. None squashes the whole image to image_size."
+    "Share of the resized image that the centre crop keeps: the image is first resized to just cover image_size / crop_fraction. None stretches the whole image to image_size."
     interpolation: Interpolation = "bilinear"
     "Interpolation of the resize, antialiased."
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)

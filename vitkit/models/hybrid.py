@@ -12,7 +12,7 @@ from vitkit.models.vit import Embedding, VisionTransformer
 
 
 class Stem(nn.Module):
-    """7x7 convolution and max-pool: a quarter of the image's height and width."""
+    """7x7 convolution and max-pool; divides height and width by 4."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Stem(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A residual unit with its activations after the convolutions, as in the first ResNet."""
+    """A residual unit with its activations after the convolutions, as in the original ResNet."""
 
     def __init__(self, config: HybridConfig, channels_in: int, middle: int, stride: int, first: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Bottleneck(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """What the first unit of a stage adds in place of its input."""
+    """The projection on the residual connection of a stage's first unit."""
 
     def __init__(self, config: HybridConfig, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Shortcut(nn.Module):
 
 
 class Stage(nn.Module):
-    """Units of one width; the first one strides."""
+    """Residual units of one width; only the first has a stride."""
 
     def __init__(self, config: HybridConfig, units: int, channels_in: int, middle: int, stride: int) -> None:
         super().__init__()
@@ -112,5 +112,5 @@ class Hybrid(VisionTransformer):
         for module in self.patch_embed.modules():
             if isinstance(module, StandardizedConv2d):
                 lecun_normal_(module.weight)
-            elif isinstance(module, Bottleneck):  # a unit starts as its shortcut alone
+            elif isinstance(module, Bottleneck):  # a unit starts as its shortcut
                 nn.init.zeros_(module.norm3.weight)

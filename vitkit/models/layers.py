@@ -1,4 +1,4 @@
-"""The layers that several model families share."""
+"""Layers shared by several model families."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitkit.models.record import Record
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; the fused kernel unless the weights themselves are asked for."""
+    """Multi-head self-attention. Uses a fused kernel unless the attention weights are recorded."""
 
     relative: nn.Parameter | None
 
@@ -62,13 +62,13 @@ class Attention(nn.Module):
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return softmax(q k^T / sqrt(size) + bias), as the fused kernel computes it inside."""
+    """Return softmax(q k^T / sqrt(size) + bias), as the fused kernel computes it internally."""
     logits = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
     return (logits if bias is None else logits + bias).softmax(dim=-1)
 
 
 class Activation(nn.Module):
-    """GELU: exact, or its approximation by tanh."""
+    """GELU, exact or approximated with tanh."""
 
     def __init__(self, gelu: Gelu) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: leaves a branch out for some images of a training batch."""
+    """Stochastic depth: drops a branch for some images of a training batch."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -122,12 +122,12 @@ class DropPath(nn.Module):
 
 
 def drop_path_rates(last: float, depth: int) -> list[float]:
-    """Return each block's rate, from 0 at the first to `last`."""
+    """Return each block's rate, from 0 for the first block to `last` for the last."""
     return [last * layer / max(1, depth - 1) for layer in range(depth)]
 
 
 class MapPool(nn.Module):
-    """Multi-head attention pooling (Scaling ViT): one learned query reads all tokens, then an MLP."""
+    """Multi-head attention pooling (Scaling ViT): one learned query attends to all tokens, then an MLP."""
 
     def __init__(self, width: int, heads: int, mlp_width: int, gelu: Gelu, norm_epsilon: float) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class StandardizedConv2d(nn.Conv2d):
         *,
         config: HybridConfig | ResNetConfig,
     ) -> None:
-        self.same = isinstance(config, HybridConfig)  # BiT pads both sides alike
+        self.same = isinstance(config, HybridConfig)  # BiT pads symmetrically instead
         padding = 0 if self.same else (kernel - 1) // 2
         super().__init__(channels_in, channels_out, kernel, stride, padding, bias=False)
         self.formula = config.standardization
@@ -183,7 +183,7 @@ class StandardizedConv2d(nn.Conv2d):
         return F.conv2d(x, self.standardize(self.weight), None, self.stride, self.padding)
 
     def standardize(self, weight: Tensor) -> Tensor:
-        """Return the kernel that images are multiplied with."""
+        """Return the standardised kernel."""
         variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
         if self.formula == "std":
             return (weight - mean) / (variance.sqrt() + self.epsilon)
@@ -196,7 +196,7 @@ def group_norm(config: HybridConfig | ResNetConfig, channels: int) -> nn.GroupNo
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad as TensorFlow's SAME does: the output has ceil(side / stride) cells, an odd pixel goes last."""
+    """Pad as TensorFlow's SAME does: the output has ceil(side / stride) cells, and an odd pixel goes at the end."""
     pads = []
     for side in (x.shape[-1], x.shape[-2]):
         total = max(0, (-(-side // stride) - 1) * stride + kernel - side)
@@ -205,19 +205,19 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 def lecun_normal_(weight: Tensor) -> Tensor:
-    """Fill with Flax's lecun_normal: truncated at two deviations, variance 1 / fan_in after truncation."""
+    """Fill with Flax's lecun_normal: truncated at two standard deviations, variance 1 / fan_in after that."""
     fan_in = weight[0].numel()
-    # The divisor is the deviation of a standard normal distribution cut off at -2 and 2.
+    # The divisor is the standard deviation of a standard normal distribution truncated to [-2, 2].
     std = math.sqrt(1.0 / fan_in) / 0.87962566103423978
     return nn.init.trunc_normal_(weight, std=std, a=-2.0 * std, b=2.0 * std)
 
 
 def init_encoder_layer(module: nn.Module) -> None:
-    """Fill an attention, MLP, scale or norm as the official code does (ViT in Flax)."""
+    """Initialise an attention, MLP, scale or norm layer as the official Flax code does."""
     if isinstance(module, (Attention, MapPool)):
         for linear in module.children():
             if isinstance(linear, nn.Linear):
-                fan_in = linear.in_features  # q, k and v are one square matrix each
+                fan_in = linear.in_features  # q, k and v are separate square matrices
                 bound = math.sqrt(6.0 / (2 * fan_in))
                 nn.init.uniform_(linear.weight, -bound, bound)
                 if linear.bias is not None:

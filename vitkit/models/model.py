@@ -1,9 +1,11 @@
-"""What every model family offers: logits, features, a new head, another input size; and how its modules are run."""
+"""The base class of all model families, and helpers to run modules in another dtype or recompute them."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +16,9 @@ from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, Size, as_size
 from vitkit.models.record import Record
 
-# How the names of a classification layer's weights begin, in every family.
+# Prefixes of the names of the classification layer's weights, for all families.
 HEAD = ("head.", "classifier.fc.")
-# The convolution that reads pixels, in every family; a hybrid has the backbone's before the projection of its patches.
+# The convolution that reads pixels, for all families. A hybrid also has patch_embed.proj, so its backbone comes first.
 FIRST_CONVOLUTIONS = (
     "patch_embed.backbone.stem.conv",
     "patch_embed.backbone.conv",
@@ -27,7 +29,7 @@ FIRST_CONVOLUTIONS = (
 
 
 def check_rgb(config: ModelConfig, named: str) -> None:
-    """Refuse a model that takes other than RGB images, which is what data has."""
+    """Raise InputError if a model doesn't take RGB images, which is what all data sources give."""
     if config.channels != 3:
         raise InputError(f"{named} takes {config.channels}-channel images; data has 3 channels (RGB)")
 
@@ -42,71 +44,101 @@ class Model(nn.Module):
     """Base of all families: built from a frozen config, `forward(images) -> logits`."""
 
     config: ModelConfig
+    autocasts: ClassVar[bool] = False
+    "Whether to use autocast for another precision, as for modules that keep statistics; otherwise everything is cast."
 
     def __init__(self) -> None:
         super().__init__()
-        self.activation_checkpointing = False  # recompute each block in the backward pass, to save memory
+        self.activation_checkpointing = False  # recompute each block in the backward pass to save memory
 
     def forward(self, images: Tensor, record: Record | None = None) -> Tensor:
-        """Return logits (batch, classes); what `record` asks for is kept in it."""
+        """Return logits (batch, classes), and fill `record` if one is given."""
         features = self.features(images, record)
         if record is not None:
             record.keep("features", features)
         return self.classify(features)
 
     def features(self, images: Tensor, record: Record | None = None) -> Tensor:
-        """Return what the head reads: (batch, width)."""
+        """Return the features that the head reads: (batch, width)."""
         raise NotImplementedError
 
     def classify(self, features: Tensor) -> Tensor:
-        """Return logits of features; the features themselves where the model has no head."""
+        """Return the logits of features, or the features themselves if the model has no head."""
+        raise NotImplementedError
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the pool's input, normalised, as in timm: tokens (batch, tokens, width), or a ResNet's feature map."""
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return logits from the output of `forward_features` or, with `pre_logits`, the features that the head reads."""
+        features = self.pool_features(x)
+        return features if pre_logits else self.classify(features)
+
+    def pool_features(self, x: Tensor, record: Record | None = None) -> Tensor:
+        """Return features (batch, width) from the output of `forward_features`."""
         raise NotImplementedError
 
     def reset_head(self, num_classes: int, bias: float = 0.0) -> None:
-        """Replace the whole head by a linear layer whose weights are zero, as fine-tuning starts (ViT, section 3.2)."""
+        """Replace the whole head with a zero-initialised linear layer, as for fine-tuning (ViT, section 3.2)."""
         raise NotImplementedError
 
     def reset_tables(self) -> None:
-        """Compute the fixed tables, which no weight file holds."""
+        """Compute the fixed tables, which are not in weight files."""
 
     def resample_positions(self, old: ModelConfig) -> None:
-        """Fit what depends on the input size to `self.config`, coming from `old`."""
+        """Adapt all that depends on the input size from `old` to `self.config`."""
 
     def set_image_size(self, image_size: Size) -> None:
-        """Take images of another size from now on; learned positions are resampled."""
+        """Change the input size; learned positions are resampled."""
         old, self.config = self.config, dataclasses.replace(self.config, image_size=as_size(image_size))
         self.resample_positions(old)
 
     def check_images(self, images: Tensor) -> None:
-        """Refuse images that the model was not built for."""
+        """Raise InputError unless images have the shape that the model takes."""
         config = self.config
         if images.ndim != 4 or images.shape[1] != config.channels or images.shape[2:] != config.size:
             expected = f"(batch, {config.channels}, {config.size[0]}, {config.size[1]})"
             raise InputError(
-                f"images have shape {tuple(images.shape)}, the model takes {expected}: "
+                f"images have shape {tuple(images.shape)}, but the model takes {expected}: "
                 f"resize them, or call model.set_image_size((height, width))"
             )
 
 
-def run_in(dtype: torch.dtype, module: nn.Module, *inputs: Any) -> Any:
-    """Return module(*inputs) computed in `dtype`, residual stream included, while its weights stay as they are.
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode, then restore the mode of every module."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
-    The cast is part of the forward pass, so that gradients come back in fp32.
-    Autocast keeps norms and the sums of residual branches in fp32; here every activation is in `dtype`: less memory
-    traffic, which is what bounds a ViT on a GPU. Norms and softmax still sum in fp32 inside their kernels.
+
+def run_in(dtype: torch.dtype, module: nn.Module, *inputs: Any) -> Any:
+    """Return module(*inputs) computed in `dtype`, including the residual stream; the stored weights don't change.
+
+    The cast is part of the forward pass, so gradients are in fp32. Autocast keeps norms and residual sums in fp32.
+    Here every activation is in `dtype`, which reduces memory traffic, the bottleneck of a ViT on a GPU. Norms and
+    softmax still accumulate in fp32 inside their kernels.
     """
     if dtype == torch.float32:
         return module(*inputs)
+    if getattr(module, "autocasts", False):
+        with torch.autocast(inputs[0].device.type, dtype):
+            return module(*inputs)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     cast = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
     return functional_call(module, cast, tuple(_cast(value, dtype) for value in inputs))
 
 
 def recomputed(block: nn.Module, *inputs: Any) -> Tensor:
-    """Return block(*inputs), of which the backward pass computes all but the inputs once more (activation checkpointing).
+    """Return block(*inputs) with activation checkpointing: the backward pass recomputes it from the inputs.
 
-    The block keeps the weights that `run_in` lends it now, since by then they are given back. Parameters of its own
-    stay where they are: FSDP gathers them again.
+    `run_in` puts cast weights into the block for the forward pass only, so they are passed on to the recomputation.
+    The block's own parameters are not passed on: FSDP gathers them again.
     """
     lent = {name: tensor for name, tensor in block.named_parameters() if not isinstance(tensor, nn.Parameter)}
     tensors = {**lent, **dict(block.named_buffers())}

@@ -1,4 +1,4 @@
-"""Names of models, in the papers' dialect and in timm's, and what they stand for. No torch needed."""
+"""Model names, in the papers' dialect and in timm's, and the configs they stand for. Needs no torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SHAPE = (
     *("patch", "width", "depth", "heads", "mlp_width", "backbone_units", "backbone_width", "units"),
     *("width_factor", "tokenizer", "kernel", "convolutions"),
 )
-"Settings that a model's name stands for, and that a weight file of that name must agree with."
+"Settings that a model's name fixes. Weights loaded under that name must match them."
 # size: width, depth, MLP width, heads, timm's word.
-# b is B with its hidden sizes halved (ViT, figure 4); the paper doesn't state its heads, 6 keep B's head size.
+# b is B with its hidden sizes halved (ViT, figure 4); the paper doesn't state its heads. 6 heads keep B's head size.
 SIZES: dict[str, tuple[int, int, int, int, str | None]] = {
     "mu": (32, 1, 128, 2, None),
     "s": (256, 6, 1024, 8, None),
@@ -47,7 +47,7 @@ SIZES: dict[str, tuple[int, int, int, int, str | None]] = {
 }
 
 # hybrid: ViT size, ResNet units, patch on the feature map, timm's name without the image size.
-# R+Ti/16 keeps its published name, though its tokens are 32 pixels apart: the stem alone divides by 4.
+# R+Ti/16 keeps its published name although its tokens are 32 pixels apart: 4 (the stem) times 8 (the patch).
 HYBRIDS: dict[str, tuple[str, tuple[int, ...], int, str]] = {
     "R+Ti/16": ("Ti", (), 8, "vit_tiny_r_s16_p8"),
     "R26+S/32": ("S", (2, 2, 2, 2), 1, "vit_small_r26_s32"),
@@ -130,7 +130,7 @@ FLOWERS_MEAN_STD = ((0.4353, 0.3773, 0.2872), (0.2966, 0.2455, 0.2698))
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """List the models whose name matches a glob, in either dialect; the papers' names come back."""
+    """Return the papers' names of the models that match a glob in either dialect."""
     pattern = pattern.lower()
     rows = [*VITS, *HYBRIDS, *_resnet_names(), *COMPACTS]
     return [
@@ -141,13 +141,13 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def model_config(name: str, **settings: Any) -> ModelConfig:
-    """Return the configuration that a name in either dialect stands for, with settings replaced."""
+    """Return the config of a model name in either dialect, with `settings` applied."""
     family, fields = _parse(name)
     return from_dict(family, {**fields, **settings}, f"model {name!r}")
 
 
 def size_in_name(name: str) -> int | None:
-    """Return the image size that a name in timm's dialect ends in, if it does."""
+    """Return the image size at the end of a name in timm's dialect, or None."""
     size = _parse(name)[1].get("image_size") if name.startswith(("vit_", "cct_", "cvt_")) else None
     return size if isinstance(size, int) else None
 
@@ -189,7 +189,7 @@ def _listed() -> dict[str, ModelConfig]:
 
 
 def find_name(config: ModelConfig) -> str | None:
-    """Return the papers' name of a configuration's shape, if it has one."""
+    """Return the papers' name of a config's shape, if it has one."""
     for name, known in _listed().items():
         if type(known) is type(config) and _shape(known) == _shape(config):
             return name
@@ -221,9 +221,9 @@ def default_preprocessing(config: ModelConfig) -> Preprocessing:
 
 
 def changed_shape(name: str, settings: Mapping[str, object]) -> list[str]:
-    """Return the settings that give a model another shape than its name's: ['patch 4', 'width 64'].
+    """Return the settings that change the shape fixed by a model's name: ['patch 4', 'width 64'].
 
-    Of weights in a folder or file the usual shape isn't known, and all that are given are returned.
+    The shape of a folder or file isn't known here, so all of its shape settings are returned.
     """
     try:
         usual: object = model_config(name.partition("@")[0])
@@ -235,7 +235,7 @@ def changed_shape(name: str, settings: Mapping[str, object]) -> list[str]:
 
 
 def unknown(name: str) -> InputError:
-    """The error for a name that no model has."""
+    """Return the error for an unknown model name."""
     names = [*list_models(), *filter(None, map(other_name, list_models()))]
     hint = did_you_mean(name, names) or ";"
     return InputError(f"unknown model {name!r}{hint} `vit models` lists them all")
@@ -317,6 +317,6 @@ def _resnet_names() -> list[str]:
 
 
 def _shape(config: ModelConfig) -> list[object]:
-    """What a name fixes: everything but input, head, positions and numerics; of a compact one, its pool too."""
+    """Return the settings that a name fixes: SHAPE, and the pool of a compact model."""
     names = (*SHAPE, "pool") if isinstance(config, CompactConfig) else SHAPE
     return [getattr(config, name) for name in names if hasattr(config, name)]

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for looking inside: asked for by kind and layer, reduced as it passes."""
+"""Intermediate results of a forward pass, selected by kind and layer and reduced on the way."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Record:
-    """Pass to `model(images, record=record)`, then read the attributes of the kinds asked for.
+    """Pass to `model(images, record=record)`, then read the attributes of the requested kinds.
 
     attention: layer -> (batch, heads, tokens, tokens), rows sum to one
     tokens: layer -> (batch, tokens, width), after that block
     pooling: (batch, heads, patches), the weights of a MAP head or SeqPool (one head)
     features: (batch, width), what the head reads
 
-    `reduce(kind, layer, tensor)` replaces what is kept, layer by layer, so that a whole network's
-    attention never has to fit in memory; its layer is None for pooling and features.
+    `reduce(kind, layer, tensor)` returns what to keep instead of the tensor, so a whole network's
+    attention never has to fit in memory. `layer` is None for pooling and features.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class Record:
         self._chosen: frozenset[int] = frozenset()
 
     def start(self, depth: int) -> None:
-        """Forget the last pass and resolve negative layers for a model of `depth` blocks."""
+        """Clear the record and resolve negative layers for a model of `depth` blocks."""
         self.attention, self.tokens, self.pooling, self.features = {}, {}, None, None
         layers = range(depth) if self.layers is None else self.layers
         for layer in layers:
             if not -depth <= layer < depth:
-                raise InputError(f"no layer {layer} to record: the model has {depth}")
+                raise InputError(f"cannot record layer {layer}: the model has {depth} layers")
         self._chosen = frozenset(layer % depth for layer in layers)
 
     def wants(self, kind: Kind, layer: int | None = None) -> bool:
-        """Whether this kind is to be kept, at this layer."""
+        """Return whether to keep this kind at this layer."""
         return kind in self.kinds and (layer is None or layer in self._chosen)
 
     def keep(self, kind: Kind, tensor: Tensor, layer: int | None = None) -> None:
-        """Keep a tensor if it was asked for, reduced."""
+        """Reduce and keep a tensor, if it was requested."""
         if not self.wants(kind, layer):
             return
         kept = tensor if self.reduce is None else self.reduce(kind, layer, tensor)

@@ -23,7 +23,7 @@ class Stem(nn.Module):
         self.conv = StandardizedConv2d(config.channels, 64 * config.width_factor, 7, 2, config=config)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Zeros around, as in BiT's code: max_pool2d's own padding, minus infinity, would leave negative values at the border.
+        # Pad with zeros, as BiT's code does. max_pool2d pads with minus infinity, which keeps negative values at the border.
         return F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, 2)
 
 
@@ -50,7 +50,7 @@ class Bottleneck(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """What the first unit of a stage adds in place of its input."""
+    """The projection on the residual connection of a stage's first unit."""
 
     def __init__(self, config: ResNetConfig, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Shortcut(nn.Module):
 
 
 class Stage(nn.Module):
-    """Units of one width; the first one strides."""
+    """Residual units of one width; only the first has a stride."""
 
     def __init__(self, config: ResNetConfig, units: int, channels_in: int, middle: int, stride: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Stage(nn.Module):
 
 
 class Head(nn.Module):
-    """A linear layer, kept as a 1x1 convolution as in the published weights."""
+    """A linear layer, stored as a 1x1 convolution as in the published weights."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -113,15 +113,21 @@ class ResNet(Model):
         self.reset_parameters()
 
     def features(self, images: Tensor, record: Record | None = None) -> Tensor:
-        self.check_images(images)
         if record is not None:
             if undefined := record.kinds - {"features"}:
                 raise InputError(f"a ResNet has no {' or '.join(sorted(undefined))} to record")
             record.start(0)
+        return self.pool_features(self.forward_features(images))  # (batch, features)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        self.check_images(images)
         x = self.stem(images)  # (batch, 64 * width_factor, height / 4, width / 4)
         for stage in self.stages:
             x = stage(x, self.activation_checkpointing and torch.is_grad_enabled())
-        return F.relu(self.norm(x)).mean(dim=(2, 3))  # (batch, features)
+        return F.relu(self.norm(x))  # (batch, features, height / 32, width / 32)
+
+    def pool_features(self, x: Tensor, record: Record | None = None) -> Tensor:
+        return x.mean(dim=(2, 3))
 
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)
@@ -134,7 +140,7 @@ class ResNet(Model):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill all weights; the convolutions' scale doesn't matter, since they are standardised."""
+        """Initialise all weights; the scale of the convolutions doesn't matter, since they are standardised."""
         for module in self.modules():
             if isinstance(module, StandardizedConv2d):
                 lecun_normal_(module.weight)

@@ -29,7 +29,7 @@ from vitkit.models.record import Record
 
 
 class Embedding(nn.Module):
-    """What makes patch tokens of images; its last step is a projection to the encoder's width."""
+    """Turns images into patch tokens. Its last step is a projection to the encoder's width."""
 
     proj: nn.Conv2d
 
@@ -47,7 +47,7 @@ class PatchEmbedding(Embedding):
 
 
 def cut_patches(images: Tensor, patch: int) -> Tensor:
-    """Return the patches of images in raster order, flattened; a GPU multiplies them faster than it convolves."""
+    """Return flattened patches in raster order. On a GPU, multiplying these is faster than a convolution."""
     batch, channels, height, width = images.shape
     rows, columns = height // patch, width // patch
     whole = images[:, :, : rows * patch, : columns * patch]
@@ -56,7 +56,7 @@ def cut_patches(images: Tensor, patch: int) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each normalised before and added to what came in."""
+    """Attention, then MLP: each with a LayerNorm before it and a residual connection around it."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -119,8 +119,13 @@ class VisionTransformer(Model):
 
     def features(self, images: Tensor, record: Record | None = None) -> Tensor:
         tokens = self.encode(images, record)  # (batch, tokens, width)
-        pooled = self.pool(tokens, record)  # (batch, width)
-        return self.pre_logits(self.fc_norm(pooled))
+        return self.pool_features(tokens, record)  # (batch, width)
+
+    def pool_features(self, x: Tensor, record: Record | None = None) -> Tensor:
+        return self.pre_logits(self.fc_norm(self.pool(x, record)))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.encode(images)
 
     def classify(self, features: Tensor) -> Tensor:
         return self.head(features)
@@ -134,8 +139,8 @@ class VisionTransformer(Model):
     ) -> Tensor:
         """Return the encoder's output, normalised: (batch, tokens, width).
 
-        keep: numbers of the patches that the encoder reads, (batch, kept); left open, it reads all of them.
-        corrupt: what is done to the patches' embeddings (batch, patches, width) before they learn their positions.
+        keep: indices of the patches that the encoder reads, (batch, kept). Default: all patches.
+        corrupt: applied to the patch embeddings (batch, patches, width) before positions are added.
         """
         if record is not None:
             record.start(self.config.depth)
@@ -154,7 +159,7 @@ class VisionTransformer(Model):
         return self.norm(tokens)
 
     def embed(self, images: Tensor, corrupt: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return what the first block reads: patches with positions, behind class and register tokens."""
+        """Return the input of the first block: class and register tokens, then patches, with positions added."""
         self.check_images(images)
         config = self.config
         tokens = self.patch_embed(images)  # (batch, patches, width)
@@ -173,7 +178,7 @@ class VisionTransformer(Model):
         return self.pos_drop(tokens)
 
     def add_positions(self, tokens: Tensor, layer: int) -> Tensor:
-        """Add a layer's position table; tokens that own no row of it stay as they are."""
+        """Add a layer's position table; tokens that have no row in it are unchanged."""
         table = self.position_table()  # (1 or depth, rows, width)
         if table is None:
             return tokens
@@ -182,7 +187,7 @@ class VisionTransformer(Model):
         return tokens + (F.pad(table, (0, 0, bare, 0)) if bare else table)
 
     def position_table(self) -> Tensor | None:
-        """Return the table that is added to tokens, or None for positions 'none' and 'relative'."""
+        """Return the table to add to tokens, or None for positions 'none' and 'relative'."""
         if self.config.positions == "learned":
             return self.pos_embed
         if self.config.positions == "learned_2d":
@@ -190,7 +195,7 @@ class VisionTransformer(Model):
         return self.positions
 
     def drop_patches(self, tokens: Tensor) -> Tensor:
-        """Keep a random choice of patch tokens per image while training."""
+        """In training, keep a random subset of each image's patch tokens."""
         if not self.training or not self.config.patch_dropout:
             return tokens
         patches = tokens.shape[1] - self.config.num_prefix
@@ -199,13 +204,13 @@ class VisionTransformer(Model):
         return self.take_patches(tokens, order[:, :kept])
 
     def take_patches(self, tokens: Tensor, numbers: Tensor) -> Tensor:
-        """Return the class and register tokens and each image's patches of these numbers (batch, kept)."""
+        """Return the class and register tokens and each image's patches at these indices (batch, kept)."""
         prefix, patches = tokens[:, : self.config.num_prefix], tokens[:, self.config.num_prefix :]
         taken = patches.gather(1, numbers[:, :, None].expand(-1, -1, patches.shape[2]))
         return torch.cat([prefix, taken], dim=1)
 
     def pool(self, tokens: Tensor, record: Record | None = None) -> Tensor:
-        """Return (batch, width); all tokens where the pool is 'none'."""
+        """Return pooled tokens (batch, width), or all tokens if the pool is 'none'."""
         patches = tokens[:, self.config.num_prefix :]
         match self.config.pool:
             case "token":
@@ -220,7 +225,7 @@ class VisionTransformer(Model):
                 return tokens
 
     def reset_head(self, num_classes: int, bias: float = 0.0) -> None:
-        """Replace the head, its tanh layer included, by a linear layer whose weights are zero."""
+        """Replace the head, including its tanh layer, with a zero-initialised linear layer."""
         like = self.patch_embed.proj.weight
         self.config = config = replace(self.config, num_classes=num_classes, pre_logits=0, head_bias=bias)
         self.pre_logits = _pre_logits(config)
@@ -261,7 +266,7 @@ class VisionTransformer(Model):
         self.reset_tables()
 
     def reset_tables(self) -> None:
-        """Compute the fixed tables, which no weight file holds."""
+        """Compute the fixed tables, which are not in weight files."""
         if self.config.positions == "sincos_2d":
             like = self.patch_embed.proj.weight
             table = sincos_2d(self.config.grid, self.config.width)
@@ -269,7 +274,7 @@ class VisionTransformer(Model):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill all weights as the official code does (vit_jax and Flax defaults)."""
+        """Initialise all weights as the official code does (vit_jax and Flax defaults)."""
         for module in self.modules():
             init_encoder_layer(module)
         self.init_embedding()

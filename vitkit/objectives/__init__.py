@@ -1,4 +1,4 @@
-"""What one training step computes: a literal table of objectives, each a module around the model."""
+"""Training objectives: a literal table of modules that wrap the model and compute a step's loss."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ READS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What a step learns from its images."""
+    """What the model learns from images."""
 
     name: Literal["supervised", "masked_patches", "mae"] = "supervised"
-    "supervised: the labels. Without labels, masked_patches: colours of corrupted patches (the ViT paper's); mae: pixels of patches that the encoder doesn't see."
+    "supervised: learn the labels. masked_patches and mae need no labels. masked_patches: predict the colours of corrupted patches, as in the ViT paper. mae: predict the pixels of patches that the encoder doesn't see."
     loss: Literal["auto", "softmax", "sigmoid"] = "auto"
-    "Cross-entropy over all classes, or of each class alone (summed); auto is sigmoid for multi-label data."
+    "softmax: cross-entropy over all classes. sigmoid: binary cross-entropy, summed over classes. auto: sigmoid for multi-label data, else softmax."
     label_smoothing: Rate = 0.0
-    "Share of each target that is spread over all classes."
+    "Share of each target that is spread evenly over all classes."
     corrupt_share: Share = 0.5
-    "masked_patches: share of the patches that are corrupted; of these 80% become the mask embedding, 10% another patch of the image, 10% stay."
+    "masked_patches: share of patches to corrupt. Of these, 80% become the mask embedding, 10% another patch of the image, and 10% are unchanged."
     target: Target = "mean_color"
-    "masked_patches: what is predicted of a corrupted patch: its mean colour (3 bits a channel, 512 classes), 4x4 such colours, or its pixels (squared error)."
+    "masked_patches: what to predict for a corrupted patch: its mean colour (3 bits per channel, 512 classes), 4x4 such colours, or its pixels (squared error)."
     mask_share: Share = 0.75
-    "mae: share of the patches that the encoder doesn't see."
+    "mae: share of patches that the encoder doesn't see."
     decoder_width: int = 512
-    "mae: size of the decoder's tokens."
+    "mae: width of the decoder's tokens."
     decoder_depth: Count = 8
-    "mae: number of the decoder's blocks."
+    "mae: number of decoder blocks."
     patch_norm: bool = True
-    "mae: whether the pixels to paint are normalised in each patch."
+    "mae: whether to normalise the target pixels within each patch."
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.name not in ("name", *READS[self.name]) and getattr(self, field.name) != field.default:
                 raise InputError(
-                    f"{field.name} has no meaning for objective {self.name!r}: leave it out, or "
+                    f"{field.name} does not apply to objective {self.name!r}: remove it, or "
                     f"replace the section: 'objective={{name: {self.name}}}'"
                 )
         check_bounds(self)
@@ -79,5 +79,5 @@ OBJECTIVES: dict[str, Callable[[ObjectiveConfig, Model, Preprocessing, bool], Ob
 def build_objective(
     config: ObjectiveConfig, model: Model, preprocessing: Preprocessing, is_multi_label: bool
 ) -> Objective:
-    """Return the module that one training step runs."""
+    """Return the module that each training step runs."""
     return OBJECTIVES[config.name](config, model, preprocessing, is_multi_label)

@@ -1,4 +1,4 @@
-"""Masked autoencoding (MAE): the encoder reads a few patches, a small decoder paints the others; no labels."""
+"""Masked autoencoding (MAE): the encoder sees a few patches, and a small decoder predicts the pixels of the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vitkit.objectives.patches import GREY, PatchObjective, at, block_macs, coun
 
 
 class MaskedAutoencoding(PatchObjective):
-    """The mean squared error of the pixels of masked patches."""
+    """The mean squared error of the masked patches' pixels."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class MaskedAutoencoding(PatchObjective):
             )
         self.patch_norm = patch_norm
         self.decoder = Decoder(self.config, decoder_width, decoder_depth, self.last_norm())
-        self._encoder = (Encoder(model),)  # in a tuple, so that its parameters are the model's alone
+        self._encoder = (Encoder(model),)  # in a tuple, so its parameters are not registered twice
 
     def prepare(self, batch: Batch, draw: Draw) -> Batch:
         order = np.argsort(draw.uniform("mask", self.config.num_patches), axis=1)
@@ -64,14 +64,14 @@ class MaskedAutoencoding(PatchObjective):
         return errors.gather(1, batch["order"][:, : self.num_hidden]).mean(), {}
 
     def paint(self, images: Tensor, order: Tensor) -> Tensor:
-        """Return all patches as the decoder paints them; `order` has the masked ones' numbers first."""
+        """Return the decoder's prediction of all patches; `order` has the indices of the masked patches first."""
         seen = order[:, self.num_hidden :]
         tokens = self.compute(self._encoder[0], images, seen)  # (images, prefix + seen, width)
         recompute = self.model.activation_checkpointing and torch.is_grad_enabled()
         return self.compute(self.decoder, tokens, seen, recompute).float()  # (images, patches, pixels)
 
     def targets(self, images: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
-        """Return what is to be painted, and the mean and deviation that it was freed of."""
+        """Return the target pixels, and the mean and standard deviation they were normalised with."""
         pixels = cut_patches(images, self.patch)
         if not self.patch_norm:
             return pixels, 0.0, 1.0
@@ -80,7 +80,7 @@ class MaskedAutoencoding(PatchObjective):
         return (pixels - mean) / deviation, mean, deviation
 
     def pictures(self, batch: Batch, draw: Draw) -> Tensor:
-        """As promised; with patch_norm, what is painted gets the mean and deviation of the patch that it stands for."""
+        """As in the base class. With patch_norm, predictions get the true patch's mean and standard deviation back."""
         images, order = batch["image"], self.prepare(batch, draw)["order"]
         masked, patches = order[:, : self.num_hidden], cut_patches(images, self.patch)
         _, mean, deviation = self.targets(self.normalize(images))
@@ -91,7 +91,7 @@ class MaskedAutoencoding(PatchObjective):
 
 
 class Encoder(nn.Module):
-    """The part of a ViT that reads patches, as a module of its own."""
+    """The part of a ViT that reads patches, as a separate module."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small transformer over all places: encoded tokens where a patch was seen, a mask token elsewhere.
+    """A small transformer over all patch positions: encoded tokens for the patches seen, mask tokens for the rest.
 
-    Class token and registers come along without a position, so that what they gather is trained too.
+    Class and register tokens are passed on without positions, so they are trained too.
     """
 
     positions: Tensor

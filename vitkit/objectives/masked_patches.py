@@ -20,12 +20,12 @@ from vitkit.objectives.objective import Batch, Loss
 from vitkit.objectives.patches import GREY, PatchObjective, at, count_weights
 
 Target = Literal["mean_color", "colors_4x4", "pixels"]
-# Cells along a side of a patch, of which each has a colour to be named.
+# Cells along each side of a patch. The colour of each cell is predicted.
 CELLS: dict[Target, int] = {"mean_color": 1, "colors_4x4": 4}
-# Of the corrupted patches, these shares become the mask embedding and another patch's; the rest stays as it is.
+# Shares of the corrupted patches that become the mask embedding and another patch's embedding; the rest are unchanged.
 MASKED, OTHER = 0.8, 0.1
-LEVELS = 8  # of a channel: 3 bits
-MASK = -1  # stands for the mask embedding where otherwise a patch's number is
+LEVELS = 8  # per channel: 3 bits
+MASK = -1  # stands for the mask embedding, in place of a patch index
 
 
 class MaskedPatches(PatchObjective):
@@ -43,13 +43,13 @@ class MaskedPatches(PatchObjective):
         self.corruption = Corruption(config.width)
         outputs = self.cells**2 * self.num_colors or config.channels * self.patch**2
         self.predict = nn.Sequential(*self.last_norm(), linear := nn.Linear(config.width, outputs))
-        nn.init.zeros_(linear.weight)  # as the paper's other heads begin
+        nn.init.zeros_(linear.weight)  # like the paper's other heads
         nn.init.zeros_(linear.bias)
-        # In a tuple, so that its parameters are the model's and the corruption's alone.
+        # In a tuple, so its parameters are not registered twice.
         self._encoder = (Encoder(model, self.corruption),)
 
     def prepare(self, batch: Batch, draw: Draw) -> Batch:
-        """Add the corrupted patches' numbers, and for every place the number of the patch whose embedding it gets."""
+        """Add the indices of the corrupted patches, and for every position the index of the patch whose embedding it gets."""
         patches, count = self.config.num_patches, self.num_hidden
         corrupted = np.argsort(draw.uniform("corrupt", patches), axis=1)[:, :count]
         kind, step = draw.uniform("kind", count), draw.uniform("other", count)
@@ -79,7 +79,7 @@ class MaskedPatches(PatchObjective):
         return F.cross_entropy(logits, colors), {"color_accuracy": right}
 
     def predictions(self, images: Tensor, batch: Batch) -> Tensor:
-        """Return what the corrupted patches' outputs say: logits of colours, or normalised pixels."""
+        """Return the predictions for the corrupted patches: logits of colours, or normalised pixels."""
         tokens = self.compute(self._encoder[0], images, batch["source"])  # (images, patches, width)
         return self.compute(self.predict, at(tokens, batch["corrupted"])).float()
 
@@ -99,7 +99,7 @@ class MaskedPatches(PatchObjective):
 
 
 class Corruption(nn.Module):
-    """Puts the mask embedding, or another patch's, where it is told to."""
+    """Replaces patch embeddings with the mask embedding or with another patch's, as `source` says."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Corruption(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A model up to its last tokens, some of whose patch embeddings are corrupted before positions are added."""
+    """A model without its pool and head. Corrupts some patch embeddings before positions are added."""
 
     def __init__(self, model: VisionTransformer | CompactTransformer, corruption: Corruption) -> None:
         super().__init__()
@@ -124,14 +124,16 @@ class Encoder(nn.Module):
 
 
 def color_classes(images: Tensor, patch: int, cells: int) -> Tensor:
-    """Return the colour classes of uint8 images' patches, each down-sized to cells x cells: (images, patches, cells^2).
+    """Return the colour classes of the patches of uint8 images, each of cells x cells: (images, patches, cells^2).
 
-    A cell's colour is its mean, weighted by area where a cell's border cuts pixels, at 3 bits a channel: floor(mean /
-    32); the class of (red, green, blue) is 64 red + 8 green + blue. Exact, in whole numbers.
+    A cell's colour is the mean of its pixels, weighted by area if a cell's border cuts pixels, with 3 bits per channel:
+    floor(mean / 32). The class of (red, green, blue) is 64 red + 8 green + blue. Integer arithmetic makes this exact.
     """
     channels = images.shape[1]
     pixels = cut_patches(images, patch).unflatten(2, (channels, patch, patch))
-    parts = cells // math.gcd(patch, cells)  # of a pixel, so that cells are whole numbers of them
+    parts = cells // math.gcd(
+        patch, cells
+    )  # split pixels into parts, so that a cell is a whole number of them
     if parts > 1:
         pixels = pixels.repeat_interleave(parts, dim=3).repeat_interleave(parts, dim=4)
     side = patch * parts // cells
@@ -143,7 +145,7 @@ def color_classes(images: Tensor, patch: int, cells: int) -> Tensor:
 
 
 def paint_colors(colors: Tensor, channels: int, patch: int, cells: int) -> Tensor:
-    """Return patches of classes' colours, each in the middle of what its class stands for: uint8, flattened."""
+    """Return patches in the colours of classes, each the middle of its class's range: uint8, flattened."""
     powers = LEVELS ** torch.arange(channels - 1, -1, -1, device=colors.device)
     levels = colors[:, :, None] // powers[:, None] % LEVELS  # (images, patches, channels, cells^2)
     values = (levels * (256 // LEVELS) + 128 // LEVELS).byte().unflatten(3, (cells, cells))

@@ -18,12 +18,11 @@ Loss = tuple[Tensor, dict[str, Tensor]]
 class Objective(nn.Module):
     """`forward(batch) -> (loss, metrics)`, both means over the batch's images.
 
-    Parameters beside the model's (a decoder, a mask token) are the objective's own: kept in checkpoints, never in
-    the model folder.
+    Parameters other than the model's (a decoder, a mask token) are saved in checkpoints, but never in the model folder.
     """
 
     metric_names: tuple[str, ...] = ("loss", "gradient_norm")
-    "What a step's metrics are: these two, and what `forward` adds."
+    "Metrics of a step: these two, and what `forward` adds."
     mean: Tensor
     scale: Tensor
 
@@ -31,27 +30,27 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.dtype = torch.float32
-        "What activations are computed in."
+        "The dtype of activations."
         columns = (preprocessing.mean, preprocessing.std)
         mean, std = (torch.tensor(values).reshape(-1, 1, 1) * 255 for values in columns)
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("scale", 1 / std, persistent=False)
 
     def prepare(self, batch: Batch, draw: Draw) -> Batch:
-        """Return the batch with the step's random choices added, drawn outside of what is compiled."""
+        """Return the batch with the step's random choices added. They are drawn here, outside compiled code."""
         return batch
 
     def forward(self, batch: Batch) -> Loss:
         raise NotImplementedError
 
     def cost(self, macs: int, parameters: int) -> tuple[int, int]:
-        """Return the multiply-adds of one image's forward pass, and all parameters, given those of the model alone."""
+        """Return the multiply-adds of one image's forward pass and all parameters, given those of the model."""
         return macs, parameters
 
     def pictures(self, batch: Batch, draw: Draw) -> Tensor | None:
-        """Return what shows how images are learned from: uint8 (images, 3, channels, height, width), or None.
+        """Return pictures of what is learned: uint8 (images, 3, channels, height, width), or None.
 
-        The three are the image, what is left of it, and what the model makes of that.
+        The three are the image, the image with patches hidden, and the model's prediction.
         """
         return None
 
@@ -60,5 +59,5 @@ class Objective(nn.Module):
         return (images.float() - self.mean) * self.scale
 
     def compute(self, module: nn.Module, *inputs: Any) -> Tensor:
-        """Return what a module gives for these inputs, computed in the objective's dtype."""
+        """Return module(*inputs), computed in the objective's dtype."""
         return run_in(self.dtype, module, *inputs)

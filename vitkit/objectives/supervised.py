@@ -22,7 +22,7 @@ class Supervised(Objective):
     ) -> None:
         if getattr(model.config, "pool", None) == "none":
             raise InputError(
-                "the model has no pool and gives logits for each token, not for the image: set model.pool=mean"
+                "the model has no pool, so it gives logits for each token, not for the image: set model.pool=mean"
             )
         super().__init__(model, preprocessing)
         self.sigmoid, self.label_smoothing = sigmoid, label_smoothing
@@ -35,14 +35,14 @@ class Supervised(Objective):
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Return labels (images,) as float targets (images, classes); targets come back as they are."""
+    """Return labels (images,) as float targets (images, classes); targets are returned unchanged."""
     return labels if labels.ndim == 2 else F.one_hot(labels, num_classes).float()
 
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, sigmoid: bool = False, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Return each image's loss: over all classes, or summed over classes that are judged one by one."""
+    """Return each image's loss: softmax cross-entropy, or binary cross-entropy summed over classes."""
     if label_smoothing:
         targets = targets * (1 - label_smoothing) + label_smoothing / logits.shape[1]
     if sigmoid:
@@ -51,6 +51,6 @@ def cross_entropy(
 
 
 def share_right(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of images whose likeliest class is (one of) the heaviest in their target; without a label, none is right."""
+    """Return the share of images whose top class has the largest target; an image without labels counts as wrong."""
     chosen = targets.gather(1, logits.detach().argmax(dim=1, keepdim=True)).squeeze(1)
     return ((chosen >= targets.amax(dim=1)) & (chosen > 0)).to(torch.float32).mean()

@@ -8,9 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from vitkit import __version__
 from vitkit.costs import PartCost, cost_of
-from vitkit.data.threads import Progress, Unreadable
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule, BadImages, skipped_notes
+from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.figures import numbers
 from vitkit.figures.maps import distance_table, sentence
@@ -21,7 +25,8 @@ from vitkit.inspection.findings import Findings, Images, RolloutOptions, examine
 from vitkit.inspection.flow import Fuse
 from vitkit.models.configs import CompactConfig, Preprocessing, ResNetConfig, Size, ViTConfig
 from vitkit.notes import Note, kind_of
-from vitkit.predictor import Names, Prediction, Predictor, load
+from vitkit.predictor import AnyModel, Names, Prediction, Predictor, load
+from vitkit.progress import Progress, showing
 from vitkit.reports.models import distance_sections, missing, photo_parts, weight_sections
 from vitkit.reports.outcomes import Accuracy, accuracy_in_words, accuracy_of
 from vitkit.reports.page import Html, element, facts, join, page, section, table
@@ -82,9 +87,15 @@ class Inspection(Result):
     files: list[str]
     notes: list[str]
 
+    _leads = ("name", "accuracy", "model", "html")
+    _tables = ("photos", "undefined")
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        return png_files(self.files)
+
 
 def inspect_model(
-    model: str | os.PathLike[str] | Predictor,
+    model: AnyModel,
     images: Images | None = None,
     *,
     out: str | os.PathLike[str] = FOLDER,
@@ -99,8 +110,9 @@ def inspect_model(
     batch_size: int | None = None,
     image_size: Size | None = None,
     accept: Sequence[str] = (),
+    bad_images: BadImages = "skip",
     force: bool = False,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = True,
     announce: Callable[[str], None] | None = None,
 ) -> Inspection:
     """Draw what a model has learned into a folder, and return what was found; `to_json` is what `vit inspect --json` prints.
@@ -111,15 +123,17 @@ def inspect_model(
     num_images: attention distance is the mean over up to so many. num_photos: how many of them are drawn. Both are
     evenly spread over what is given. fuse, residual, discard: of attention rollout.
     batch_size: images that the model takes at once; left open, as many as attention leaves memory for.
+    bad_images: "skip", "error" or "any": what is done with unreadable images.
+    progress: False shows none; a function is told how many images are done, and of how many.
     """
-    if not isinstance(model, str | os.PathLike | Predictor):
+    if not isinstance(model, str | os.PathLike | Predictor | nn.Module):
         raise InputError(f"model is a {type(model).__name__}; expected a MODEL, or what vitkit.load returns")
     options = RolloutOptions(fuse, residual, discard, target)
     folder = Path(out).expanduser()
     earlier = _earlier_files(folder, force)
     source = None if images is None else open_images(images, earlier)
     predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
-    given = "" if isinstance(model, Predictor) else os.fspath(model)
+    given = os.fspath(model) if isinstance(model, str | os.PathLike) else ""
     notes = (*predictor.notes, *(source.notes if source else ()))
     accuracy = None
     try:
@@ -134,16 +148,22 @@ def inspect_model(
     if source is None:
         found = examine_weights(predictor)
     else:
-        found = examine(
-            predictor,
-            source,
-            num_images=num_images,
-            num_photos=num_photos,
-            options=options,
-            batch_size=batch_size,
-            progress=progress,
-        )
+        with showing(progress, "inspecting") as tell:
+            found = examine(
+                predictor,
+                source,
+                num_images=num_images,
+                num_photos=num_photos,
+                options=options,
+                batch_size=batch_size,
+                rule=BadImageRule(bad_images, "option"),
+                progress=tell,
+            )
+    skipped = skipped_notes(found.unreadable)
+    notes += tuple(skipped)
     if announce:  # few models have pooling weights, so nobody misses them
+        for line in skipped:
+            announce(line)
         for line in join_reasons(error for name, error in found.undefined.items() if name != "pooling"):
             announce(line)
     contents = {f"{drawing.name}.png": drawing.png for drawing in _drawings(found)}
@@ -220,15 +240,21 @@ def _page(
     model: str, predictor: Predictor, found: Findings, options: RolloutOptions, accuracy: Accuracy | None
 ) -> str:
     about = "What the model has learned" if model == predictor.name else f"What {model} has learned"
+    photos = photo_parts(found, predictor, options)
+    preprocessing = sentence(preprocessing_in_words(predictor.preprocessing))
     return page(
         predictor.name,
         *_alerts(found, predictor),
-        _facts(predictor, accuracy),
+        # What was asked about comes first; without photos their place has one sentence.
+        *([section("Photos", *photos)] if found.photos else photos),
         *weight_sections(found),
         *distance_sections(found),
-        section("Photos", *photo_parts(found, predictor, options)),
         *([section("Not drawn", *missing(found))] if found.undefined else []),
-        section("Preprocessing", element("p", sentence(preprocessing_in_words(predictor.preprocessing)))),
+        section(
+            "Model",
+            _facts(predictor, accuracy),
+            element("p", f"Preprocessing: {preprocessing}", class_="note"),
+        ),
         _cost(predictor),
         about=about,
         foot=f"vitkit {__version__}",
@@ -277,4 +303,5 @@ def _cost(predictor: Predictor) -> Html:
     rows.append(["All", f"{cost.parameters:,}", f"{cost.macs:,}"])
     columns = ["", "Parameters", "MACs"]
     note = "For one image; MACs are multiply-adds of matrix products and convolutions, each two FLOPs."
-    return section("Cost", table(columns, rows, right=columns[1:]), element("p", note, class_="note"))
+    shown = table(columns, rows, label="Cost by part", right=columns[1:])
+    return section("Cost", shown, element("p", note, class_="note"))

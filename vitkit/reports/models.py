@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitkit.data.open import open_data
-from vitkit.data.threads import Progress
 from vitkit.errors import InputError
 from vitkit.figures.maps import sentence
 from vitkit.inspection.asking import join_reasons, reads_class_token
@@ -16,10 +15,11 @@ from vitkit.inspection.drawings import grid_in_words
 from vitkit.inspection.findings import Findings, Photo, RolloutOptions, examine, examine_weights
 from vitkit.models.configs import CompactConfig, ViTConfig
 from vitkit.predictor import Prediction, Predictor, load
+from vitkit.progress import Progress
 from vitkit.reports.page import Html, element, figure, fold, section, table
 from vitkit.runs.reading import Run, mapping, text
 
-NO_IMAGES = "No images were given, and this is measured on images: name some, as in vit inspect MODEL IMAGES."
+NO_IMAGES = "No images were given: vit inspect MODEL IMAGES also shows where the model looks, and how far."
 FILTERS = (
     "What the model sees pixels through. Trained filters look smoother, with edges, waves and colours; "
     "untrained ones look like noise."
@@ -32,7 +32,7 @@ DISTANCE = (
     "How far a head looks from a patch, weighted by its attention, in pixels of the model's input. Below the dashed "
     "line a head attends to what is near, at the line everywhere alike, above it to what is far away."
 )
-KINDS = {"filters": "sheet told", "positions": "wide told", "distance": "wide chart"}
+KINDS = {"filters": "sheet", "positions": "wide square", "distance": "wide"}
 "How each picture of the whole model is shown."
 RUN_IMAGES, RUN_PHOTOS = 32, 3
 "Of those that a run's model was measured on."
@@ -51,16 +51,15 @@ def weight_sections(found: Findings) -> list[Html]:
 def distance_sections(found: Findings) -> list[Html]:
     """Return the mean attention distance, and its table."""
     title = "Attention distance"
-    if "distance" in found.undefined:
-        return []
     if found.distances is None:
-        return [section(title, element("p", NO_IMAGES, class_="note"))]
+        return []
     values = found.distances.values
     columns = ["Layer", *(f"Head {head}" for head in range(values.shape[1])), "Mean"]
     rows = [
         [f"{layer}", *(f"{value:.1f}" for value in (*row, row.mean()))] for layer, row in enumerate(values)
     ]
-    numbers = fold("By layer and head, in pixels", table(columns, rows, right=columns))
+    words = "By layer and head, in pixels"
+    numbers = fold(words, table(columns, rows, label=f"{title} {words.lower()}", right=columns))
     return [section(title, element("p", DISTANCE), _drawn(found, "distance"), numbers)]
 
 
@@ -68,10 +67,9 @@ def photo_parts(found: Findings, predictor: Predictor, options: RolloutOptions) 
     """Return a card for each photo, after how to read them."""
     if not found.photos:
         was_asked = found.distances is not None or "distance" in found.undefined
-        words = "No photo was to be drawn, or none of them can be read." if was_asked else NO_IMAGES
+        words = "No photos were drawn: none was asked for, or none can be read." if was_asked else NO_IMAGES
         return [element("p", words, class_="note")]
-    cards = (_card(photo, is_open=place == 0) for place, photo in enumerate(found.photos))
-    return [element("p", _how_to_read(predictor, options)), *cards]
+    return [*_how_to_read(predictor, options), *map(_card, found.photos)]
 
 
 def missing(found: Findings) -> list[Html]:
@@ -79,40 +77,50 @@ def missing(found: Findings) -> list[Html]:
     return [element("p", sentence(line), class_="note") for line in join_reasons(found.undefined.values())]
 
 
-def _how_to_read(predictor: Predictor, options: RolloutOptions) -> str:
-    grid = grid_in_words(predictor.model.config)
-    if not grid:
-        return "What the model takes photos for."
+def _how_to_read(predictor: Predictor, options: RolloutOptions) -> list[Html]:
+    """Return one sentence, and what each kind of map is."""
     config = predictor.model.config
+    grid = grid_in_words(config)
+    if not grid:
+        return [element("p", "What the model saw, and what it predicts.")]
     assert isinstance(config, ViTConfig | CompactConfig)
     whose = "of the class token" if reads_class_token(config) else "of all patches, their mean"
     discarded = f", the smallest {options.discard:.0%} discarded" if options.discard else ""
-    return (
-        f"Maps have {grid}. Bright is much, dark is little, on a scale of each map's own. The numbers beside its name are "
-        "the shares of the whole at the dark and the bright end; a few patches may have more. "
-        f"Rollout multiplies the attention of all layers, {options.fuse} of heads, residual {options.residual:g}{discarded}; "
-        "gradient rollout keeps what raises the logit of one class. "
-        f"Layers and heads show the attention {whose}. Patches of one colour have similar tokens "
-        "after the last layer, and a colour means the same in every photo here."
+    lines = (
+        f"A map has {grid}.",
+        "Each map has a scale of its own. The numbers after its name are the shares of the whole at its dark and bright "
+        "ends; a few patches may have more.",
+        f"Attention rollout multiplies the attention of all layers: {options.fuse} of heads, residual "
+        f"{options.residual:g}{discarded}.",
+        "Gradient rollout keeps what raises the logit of one class.",
+        "Patches of one colour have similar tokens after the last layer. A colour means the same in every photo here.",
+        f"Layers and heads show the attention {whose}.",
     )
+    return [
+        element(
+            "p", "What the model saw, what it predicts, and where it looks: bright is much, dark is little."
+        ),
+        fold("How to read the maps", element("ul", *(element("li", line) for line in lines))),
+    ]
 
 
-def _card(photo: Photo, is_open: bool) -> Html:
+def _card(photo: Photo) -> Html:
     label = [element("p", f"Class: {photo.label}", class_="note")] if photo.label else []
     tiles = [
-        figure(drawing.png, f"{photo.name}: {drawing.caption}", drawing.caption) for drawing in photo.tiles
+        figure(drawing.webp, f"{photo.name}: {drawing.caption}", drawing.caption) for drawing in photo.tiles
     ]
-    if photo.top:
-        tiles.append(element("ol", *map(_guess, photo.top), class_="guesses"))
+    if photo.top:  # next to the photo itself
+        tiles.insert(1, element("ol", *map(_guess, photo.top), class_="guesses"))
     sheets = (
-        figure(drawing.png, f"{photo.name}: {drawing.caption}", kind="wide") for drawing in photo.sheets
+        figure(Html(drawing.svg), f"{photo.name}: {drawing.caption}", drawing.caption, kind="wide")
+        for drawing in photo.sheets
     )
     return element(
         "article",
         element("h3", photo.name),
         *label,
         element("div", *tiles, class_="tiles"),
-        *([fold("Attention of every layer and head", *sheets, is_open=is_open)] if photo.sheets else []),
+        *([fold("Attention of every layer and head", *sheets)] if photo.sheets else []),
     )
 
 
@@ -126,7 +134,7 @@ def _guess(guess: Prediction) -> Html:
 def _drawn(found: Findings, name: str) -> Html:
     """Return a picture of the whole model."""
     drawing = found.drawings[name]
-    return figure(drawing.png, drawing.caption, drawing.caption, kind=KINDS[name])
+    return figure(Html(drawing.svg), drawing.caption, drawing.caption, kind=KINDS[name])
 
 
 def model_sections(
@@ -134,14 +142,15 @@ def model_sections(
 ) -> tuple[list[Html], list[str]]:
     """Return a section for each run that has a model: what needs no images and, to inspect, what needs a few.
 
-    What can't be drawn has a sentence in its place; these sentences are returned beside.
+    What can't be drawn has a sentence in its place; these sentences are returned too.
     """
     parts, left_out = list[Html](), list[str]()
     for run in runs:
         if run.model is not None:
             title = "Inside the model" if len(runs) == 1 else f"Inside {run.name}"
             try:
-                content, reason = _content(run, inspect, device, progress)
+                # How to read the pictures is said once.
+                content, reason = _content(run, not parts, inspect, device, progress)
             except InputError as error:
                 content, reason = [], f"the model can't be drawn: {error}"
             if reason:
@@ -151,12 +160,14 @@ def model_sections(
     return parts, left_out
 
 
-def _content(run: Run, inspect: bool, device: str, progress: Progress | None) -> tuple[list[Html], str]:
+def _content(
+    run: Run, is_explained: bool, inspect: bool, device: str, progress: Progress | None
+) -> tuple[list[Html], str]:
     """Return what is drawn of a model, and why attention isn't, '' where it is or needn't be."""
     assert run.model is not None
     predictor = load(run.model, device=device)
     if not inspect:
-        return _of_weights(examine_weights(predictor)), ""
+        return _of_weights(predictor, is_explained), ""
     options = RolloutOptions()
     try:
         objective = mapping(run.config.get("objective")).get("name", "supervised")
@@ -170,13 +181,14 @@ def _content(run: Run, inspect: bool, device: str, progress: Progress | None) ->
             progress=progress,
         )
     except InputError as error:
-        return _of_weights(examine_weights(predictor)), f"attention is not drawn: {error}"
+        return _of_weights(predictor, is_explained), f"attention is not drawn: {error}"
     photos = photo_parts(found, predictor, options)
-    return [_pictures(found), element("h3", "Photos"), *photos, *missing(found)], ""
+    return [*photos, _pictures(found, is_explained), *missing(found)], ""
 
 
-def _of_weights(found: Findings) -> list[Html]:
-    return [_pictures(found), *missing(found)]
+def _of_weights(predictor: Predictor, is_explained: bool) -> list[Html]:
+    found = examine_weights(predictor)
+    return [_pictures(found, is_explained), *missing(found)]
 
 
 def _data(run: Run) -> str:
@@ -189,11 +201,11 @@ def _data(run: Run) -> str:
     return found
 
 
-def _pictures(found: Findings) -> Html:
+def _pictures(found: Findings, is_explained: bool) -> Html:
     """Return what is drawn of the whole model side by side."""
     shown = (("filters", FILTERS), ("positions", POSITIONS), ("distance", DISTANCE))
     parts = (
-        element("div", _drawn(found, name), element("p", words, class_="note"))
+        element("div", _drawn(found, name), *([element("p", words, class_="note")] if is_explained else []))
         for name, words in shown
         if name in found.drawings
     )

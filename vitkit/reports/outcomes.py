@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from vitkit.figures import numbers
-from vitkit.reports.page import NOTHING, Html, element, facts, figure, fold, join, section, table
+from vitkit.figures.framed import webp
+from vitkit.figures.mistakes import confusion_svg, cut_tiles
+from vitkit.reports.page import NOTHING, Html, breakable, element, facts, figure, fold, join, section, table
 from vitkit.results import Result
 from vitkit.runs.reading import (
     EVALUATION,
@@ -33,11 +39,10 @@ MEASURES = {
     "calibration_error": "Calibration error",
     "loss": "Loss",
 }
-PICTURES = {"mistakes.png": "The mistakes that the model was surest of", "confusion.png": "Confusion matrix"}
+MISTAKES, CONFUSION = "The mistakes that the model was surest of", "Confusion matrix"
 SCORES = {"recall": "Accuracy", "average_precision": "Average precision"}
 "What a class is judged by, of which `vit eval` gives one."
 MOST_CLASSES = 8
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -131,18 +136,75 @@ def _measured_parts(run: Run, measured: MeasuredModel) -> list[Html]:
     if measured.images is not None:
         entries.append(("Images", f"{measured.images:,.0f}"))
     if measured.data:
-        entries.append(("Data", measured.data))
+        entries.append(("Data", breakable(measured.data)))
     parts = [facts(entries, num_leads=1)]
-    for name, words in PICTURES.items():
-        path = run.home / EVALUATION / name
-        content = path.read_bytes() if path.is_file() else b""
-        if content.startswith(PNG):
-            parts.append(fold(words, figure(content, words, kind="wide"), is_open=name == "mistakes.png"))
+    if shown := _mistakes(run):
+        parts.append(fold(MISTAKES, shown, is_open=True))
+    if shown := _confusion(run):
+        parts.append(fold(CONFUSION, shown))
     for key, words in SCORES.items():
         if rows := _worst(run.results, key):
             columns = ["Class", "Images", words]
-            parts.append(fold("Worst classes", table(columns, rows, right=columns[1:])))
+            parts.append(
+                fold("Worst classes", table(columns, rows, label="Worst classes", right=columns[1:]))
+            )
     return parts
+
+
+def _mistakes(run: Run) -> Html | None:
+    """Return the wrong images, each above what it is and what it was predicted as; None where there is no picture."""
+    sheet = _read_png(run.home / EVALUATION / "mistakes.png")
+    if not sheet:
+        return None
+    listed = run.results.get("mistakes")
+    known = [mapping(entry) for entry in listed] if isinstance(listed, list) else []
+    tiles = cut_tiles(sheet, len(known))
+    if not tiles:  # of an earlier version, which listed none, or there is no mistake
+        return figure(sheet, MISTAKES, kind="wide")
+    shown = [
+        figure(webp(tile), str(entry.get("image")), _mistake_words(entry))
+        for entry, tile in zip(known, tiles, strict=True)
+    ]
+    return element("div", *shown, class_="tiles mistakes")
+
+
+def _mistake_words(entry: Mapping[str, Any]) -> Html:
+    probability = finite(entry.get("probability"))
+    return join(
+        [
+            element("span", str(entry.get("class")), class_="good"),
+            " predicted as ",
+            element("span", str(entry.get("predicted")), class_="bad"),
+            f" {probability:.0%}" if probability is not None else "",
+            element("small", breakable(str(entry.get("image")))),
+        ]
+    )
+
+
+def _confusion(run: Run) -> Html | None:
+    """Return the confusion matrix, from its numbers where they are known, else the picture."""
+    listed = {name: mapping(row) for name, row in mapping(run.results.get("confusion")).items()}
+    counts = [count for row in listed.values() for count in row.values()]
+    if counts and all(isinstance(count, int) and count >= 0 for count in counts):
+        places = {name: place for place, name in enumerate(listed)}
+        matrix = np.zeros((len(listed), len(listed) + 1), np.int64)  # last, other classes
+        for name, row in listed.items():
+            for predicted, count in row.items():
+                matrix[places[name], places.get(predicted, -1)] += count
+        matrix = matrix if matrix[:, -1].any() else matrix[:, :-1]
+        return figure(Html(confusion_svg(matrix, list(listed), run.name)), CONFUSION, kind="wide")
+    picture = _read_png(run.home / EVALUATION / "confusion.png")
+    return figure(picture, CONFUSION, kind="wide") if picture else None
+
+
+def _read_png(path: Path) -> bytes:
+    """Return a picture's file; b'' where there is none."""
+    content = path.read_bytes() if path.is_file() else b""
+    try:
+        Image.open(io.BytesIO(content), formats=["PNG"]).close()
+    except (OSError, ValueError, SyntaxError):
+        return b""
+    return content
 
 
 def _worst(results: Mapping[str, Any], key: str) -> list[list[str]]:
@@ -163,8 +225,7 @@ def _painted(run: Run, is_alone: bool) -> list[Html]:
     """Return the first and last picture of what a run makes of the patches that it hides."""
     shown = []
     for path in sorted((run.path / "pictures").glob("*.png")):
-        content = path.read_bytes()
-        if path.stem.isdigit() and content.startswith(PNG):
+        if path.stem.isdigit() and (content := _read_png(path)):
             words = f"Step {int(path.stem):,}: an image, what is left of it, what the model makes of that"
             shown.append(figure(content, words, words, kind="sheet"))
     if not shown:
@@ -190,7 +251,7 @@ def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
         (numbers.metric_name(metric).capitalize(), join([words, " ", element("small", where)]))
     ]
     for name, label in (("model", "Start"), ("data", "Data")):
-        entries.append((label, str(request.get(name, NOTHING))))
+        entries.append((label, breakable(str(request.get(name, NOTHING)))))
     for name, label in (("protocol", "Protocol"), ("kept", "Kept")):
         entries.append((label, str(known.get(name, NOTHING))))
     if (rate := finite(known.get("learning_rate"))) is not None:
@@ -205,5 +266,5 @@ def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
         rows = [[f"{row.get('learning_rate')}", numbers.percent(row["accuracy"])] for row in tried]
         best = next((place for place, row in enumerate(tried) if row.get("learning_rate") == rate), None)
         columns = ["Learning rate tried", f"{numbers.metric_name(metric).capitalize()} on the dev split"]
-        parts.append(fold("Sweep", table(columns, rows, right=columns[1:], best=best)))
+        parts.append(fold("Sweep", table(columns, rows, label="Sweep", right=columns[1:], best=best)))
     return [section("Fine-tuning" if is_alone else f"Fine-tuning: {run.home.resolve().name}", *parts)]

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-import base64
 import html
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 from vitkit.figures.palette import THEME
+from vitkit.markup import Html, element, embedded, join
 
+__all__ = [
+    *(
+        "NOTHING",
+        "Html",
+        "element",
+        "facts",
+        "figure",
+        "fold",
+        "join",
+        "page",
+        "scrolling",
+        "section",
+        "table",
+    ),
+]
 NOTHING = "–"
 "What stands where a value isn't known."
 
@@ -28,12 +44,17 @@ header p{margin:8px 0 0}
 footer{margin-top:56px;padding-top:16px;border-top:1px solid var(--line);font-size:13px}
 .facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(180px,1fr));gap:1px;margin:28px 0 0;
   border:1px solid var(--line);border-radius:10px;overflow:hidden}
+h2+.facts{margin-top:0}
 .facts div{padding:12px 16px 13px;box-shadow:0 0 0 1px var(--line)}
 .facts dt{color:var(--muted);font-size:13px}
 .facts dd{margin:1px 0 0;font-size:17px;font-weight:550;line-height:1.35;overflow-wrap:anywhere}
 .facts .lead dd{font-size:24px;letter-spacing:-.01em;line-height:1.25}
 small{display:block;color:var(--muted);font-size:13px;font-weight:400}
-.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px;
+  background:linear-gradient(to right,var(--paper) 40%,transparent) left/40px 100% no-repeat local,
+    linear-gradient(to left,var(--paper) 40%,transparent) right/40px 100% no-repeat local,
+    linear-gradient(to right,var(--shade),transparent) left/18px 100% no-repeat scroll,
+    linear-gradient(to left,var(--shade),transparent) right/18px 100% no-repeat scroll} /* shadows where more is hidden */
 table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{padding:8px 14px;text-align:left;vertical-align:top;white-space:nowrap}
 th{color:var(--muted);font-weight:500;font-size:13px}
@@ -41,6 +62,7 @@ tbody tr>*{border-top:1px solid var(--line)}
 tbody th{color:var(--ink);font-weight:500;font-size:14px}
 td small{min-width:11em;white-space:normal}
 th:first-child{position:sticky;left:0;z-index:1;background:var(--paper)}
+tr.head>*{border-bottom:2px solid var(--line)}
 thead th{color:var(--ink);font-weight:550}
 .right{text-align:right}
 .best>*{font-weight:650}
@@ -53,8 +75,7 @@ thead th{color:var(--ink);font-weight:550}
 .legend.quiet{color:var(--muted);font-size:13px}
 .curves{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px 28px;margin:16px 0 0}
 .curves figure{margin:0}
-.curves svg{display:block;width:100%;height:auto;max-width:640px}
-.curves text{font-family:inherit!important}
+.curves svg{width:100%;max-width:640px}
 .status{display:inline-block;font-weight:550}
 .status::before{content:"";display:inline-block;width:8px;height:8px;margin-right:7px;border-radius:50%;
   background:currentColor;vertical-align:1px}
@@ -65,36 +86,41 @@ summary{padding:10px 16px;cursor:pointer;font-weight:550;overflow-wrap:anywhere}
 summary:hover{background:var(--raised)}
 summary:focus-visible,.scroll:focus-visible{outline:2px solid var(--busy);outline-offset:-2px}
 details>.scroll{border-width:1px 0 0;border-radius:0}
-pre{margin:0;padding:12px 16px;overflow-x:auto;background:var(--raised);border-radius:10px;
+pre{margin:0;padding:12px 16px;white-space:pre-wrap;overflow-wrap:anywhere;background:var(--raised);border-radius:10px;
   font:13px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
 details>pre{border-radius:0;border-top:1px solid var(--line)}
 figure{margin:0}
-img{display:block;max-width:100%;height:auto;background:#fff;border-radius:6px}
+figure svg,img{display:block;max-width:100%;height:auto}
+figure text{font-family:inherit!important}
+img{border-radius:6px}
 figcaption{margin-top:6px;color:var(--muted);font-size:13px;line-height:1.4;overflow-wrap:anywhere}
 .sheet,.wide{margin:14px 0 0}
-.sheet img{border:1px solid var(--line);border-radius:10px}
-.wide .scroll{width:fit-content;max-width:100%}
+.sheet img{border:1px solid var(--line);border-radius:10px;background:#fff}
+.wide .scroll{width:fit-content;max-width:100%;border:0;border-radius:0}
+.wide img{background:#fff}
+.square svg{max-width:min(100%,640px)}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:0 24px;align-items:start}
-.chart img{width:720px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(180px,1fr));gap:16px;margin:12px 0 0}
 .tiles img{width:100%}
+.mistakes{grid-template-columns:repeat(auto-fill,minmax(140px,1fr));align-items:end}
+.mistakes img{max-height:176px;object-fit:contain;object-position:left bottom;width:auto}
 article{margin:24px 0 0;padding:4px 0 0;border-top:1px solid var(--line)}
 article details{margin:16px 0 0}
-details>figure{padding:0 16px 16px}
+details>:is(figure,.tiles){padding:0 16px 16px}
+details>ul{margin:0;padding:0 16px 12px 36px;max-width:80ch}
 details>.note,details>p{padding:0 16px}
 .guesses{margin:0;padding:0;list-style:none;font-size:14px;line-height:1.4}
 .guesses li{display:flex;justify-content:space-between;gap:12px;margin:0 0 3px;padding:3px 10px;border-radius:5px;
   background:linear-gradient(var(--bar),var(--bar)) no-repeat var(--raised);background-size:var(--share) 100%;
   overflow-wrap:anywhere}
 .guesses b{white-space:nowrap}
-@media(min-width:601px){.told figcaption{display:none}}
+@media(min-width:601px){th wbr{display:none}}
 @media(max-width:600px){
-  .wide img{max-width:960px}
+  .wide :is(img,svg){max-width:960px}
   .wide{container-type:inline-size}
   .wide::before{content:"scroll sideways →";display:block;overflow:hidden;color:var(--muted);font-size:13px;
     max-height:clamp(0px,(var(--width) - 100cqi)*99,2em)} /* no height where the picture fits */
   .tiles{grid-template-columns:repeat(2,1fr)}
-  .guesses{grid-column:1/-1}
   main{padding:24px 16px 40px}
   h1{font-size:23px}
   h2{margin-top:36px}
@@ -105,27 +131,8 @@ details>.note,details>p{padding:0 16px}
   th,td{padding:7px 11px}
   tbody th:first-child{white-space:normal;min-width:8.5em;max-width:9.5em;overflow-wrap:break-word}
 }
-@media print{main{max-width:none}.scroll{overflow:visible}}
+@media print{main{max-width:none}.scroll{overflow:visible;background:none}}
 """
-
-
-class Html(str):
-    """Text that is HTML already; any other text is escaped where it joins a page."""
-
-    __slots__ = ()
-
-
-def element(tag: str, *content: str, **attributes: str) -> Html:
-    """Return one element; `class_` gives its class, other attributes go by their own names."""
-    words = "".join(
-        f' {name.rstrip("_")}="{html.escape(value)}"' for name, value in attributes.items() if value
-    )
-    return Html(f"<{tag}{words}>{join(content)}</{tag}>")
-
-
-def join(content: Iterable[str]) -> Html:
-    """Return parts one after the other, escaped where they are not Html."""
-    return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in content))
 
 
 def section(title: str, *content: str) -> Html:
@@ -138,22 +145,32 @@ def fold(title: str, *content: str, is_open: bool = False) -> Html:
     return element("details", element("summary", title), *content, open="open" if is_open else "")
 
 
-def figure(png: bytes, alt: str, caption: str = "", *, kind: str = "") -> Html:
-    """A picture, which is part of the page itself, above its caption.
+def breakable(text: str) -> Html:
+    """Text such as a path or the name of a setting, which a narrow page may break after its separators."""
+    first, *rest = re.split(r"(?<=[/@._|,-])(?=.)", text)
+    return join([first, *(part for piece in rest for part in (Html("<wbr>"), piece))])
 
-    kind: sheet for one that has a frame, told where its caption is also written on it, which a narrow page makes small;
-    chart for one that needs no more than its place; wide for one that a narrow page scrolls rather than shrinks, and
-    says so.
+
+def figure(picture: bytes | Html, alt: str, caption: str = "", *, kind: str = "") -> Html:
+    """A picture, which is part of the page itself, above its caption; PNG, WebP, or SVG with its size.
+
+    kind: sheet for one that has a frame; wide for one that a narrow page scrolls rather than shrinks, and says so;
+    square for one that a wide page shows smaller than it is.
     """
-    width, height = (int.from_bytes(png[start : start + 4]) for start in (16, 20))  # of PNG's first chunk
-    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    image = Html(f'<img src="{source}" width="{width}" height="{height}" alt="{html.escape(alt)}">')
+    shown = picture if isinstance(picture, Html) else embedded(picture, alt)
+    size = re.search(r' width="(\d+)"', shown)
+    assert size, shown[:200]
     words = [element("figcaption", caption)] if caption else []
     style = ""
     if "wide" in kind:
-        image = element("div", image, class_="scroll", tabindex="0")
-        style = f"--width:{width}px"
-    return element("figure", image, *words, class_=kind, style=style)
+        shown = scrolling(shown, label=alt)
+        style = f"--width:{size[1]}px"
+    return element("figure", shown, *words, class_=kind, style=style)
+
+
+def scrolling(*content: str, label: str) -> Html:
+    """What scrolls sideways by itself where it is too wide; the keyboard reaches it, and a screen reader names it."""
+    return element("div", *content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 def facts(entries: Iterable[tuple[str, str]], *, num_leads: int = 0) -> Html:
@@ -169,13 +186,16 @@ def table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
+    label: str,
     right: Collection[str] = (),
     best: int | None = None,
     wrap: bool = False,
+    is_headed: bool = False,
 ) -> Html:
     """A table that scrolls by itself where it is too wide; the first cell of a row names it.
 
-    right: columns to align right. best: the row to stress. wrap: break long cells.
+    label: what it is of, for who can't see the heading above. right: columns to align right. best: the row to stress. wrap: break long cells.
+    is_headed: whether the first row stands above the others, as a result above what led to it.
     """
     sides = ["right" if column in right else "" for column in columns]
     head = element(
@@ -187,12 +207,12 @@ def table(
             "tr",
             element("th", row[0], scope="row", class_=sides[0]),
             *(element("td", cell, class_=side) for cell, side in zip(row[1:], sides[1:], strict=True)),
-            class_="best" if place == best else "",
+            class_="best" if place == best else "head" if is_headed and not place else "",
         )
         for place, row in enumerate(rows)
     )
     whole = element("table", element("thead", head), element("tbody", *body), class_="wrap" if wrap else "")
-    return element("div", whole, class_="scroll", tabindex="0")
+    return scrolling(whole, label=label)
 
 
 def page(title: str, *parts: str, about: str = "", foot: str = "") -> str:

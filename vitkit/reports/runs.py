@@ -7,17 +7,20 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from vitkit import __version__
+from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.figures import numbers
 from vitkit.figures.curves import Look, Panel, png, svg
-from vitkit.files import write_file
+from vitkit.files import check_free, write_file
 from vitkit.models.names import changed_shape
+from vitkit.progress import Progress, showing
 from vitkit.reports import curves
 from vitkit.reports.outcomes import (
     Accuracy,
@@ -28,7 +31,7 @@ from vitkit.reports.outcomes import (
     read_measured,
     result_sections,
 )
-from vitkit.reports.page import NOTHING, Html, element, facts, fold, join, page, section, table
+from vitkit.reports.page import NOTHING, Html, breakable, element, facts, fold, join, page, section, table
 from vitkit.results import Result
 from vitkit.runs.folder import flatten
 from vitkit.runs.reading import (
@@ -85,23 +88,31 @@ class Report(Result):
     runs: list[RunSummary]
     left_out: list[str]
 
+    _leads = ("html", "png", "left_out")
+    _tables = ("runs",)
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        return png_files([self.png])
+
 
 def report(
-    runs: Sequence[str | os.PathLike[str]],
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     out: str | os.PathLike[str] | None = None,
     inspect: bool = False,
     device: str = "auto",
     force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: bool | Progress | None = True,
 ) -> Report:
     """Draw curves, results and models of runs as a self-contained page and a PNG, and return where they are.
 
-    runs: folders of runs and of fine-tunings, of which every seed is a run.
+    runs: one folder or several, of runs and of fine-tunings, of which every seed is a run.
     out: folder to write; left out, RUN/report for one folder and ./report for several.
     inspect: also draw where the models look on a few of the images that they were measured on.
-    progress: told how many passes over images are done, and of how many, for each run that is inspected.
+    progress: of inspection; False shows none, a function is told how many passes over images are done, and of how many,
+    for each run.
     """
+    runs = [runs] if isinstance(runs, str | os.PathLike) else runs
     paths = [Path(run).expanduser() for run in runs]
     if not paths:
         raise InputError("no run was given; expected one or more folders such as runs/NAME")
@@ -127,7 +138,8 @@ def report(
     if any(run.model for run in found):
         from vitkit.reports.models import model_sections  # torch, which runs without a model do without
 
-        inside, undrawn = model_sections(found, inspect=inspect, device=device, progress=progress)
+        with showing(progress if inspect else None, "inspecting") as tell:
+            inside, undrawn = model_sections(found, inspect=inspect, device=device, progress=tell)
         left_out += undrawn
     elif inspect:
         raise InputError(f"{paths[0]} has no model to inspect yet: leave out --inspect")
@@ -193,6 +205,7 @@ def _page(runs: Sequence[Run], panels: Sequence[Panel], inside: Sequence[Html]) 
     return page(
         title,
         *_alerts(runs),
+        *(_difference_parts(runs) if len(runs) > 1 else []),
         *results,
         *_summary_parts(runs, has_results=bool(results)),
         section(
@@ -204,7 +217,7 @@ def _page(runs: Sequence[Run], panels: Sequence[Panel], inside: Sequence[Html]) 
         *_evaluation_parts(runs),
         *result_sections(runs),
         *inside,
-        *_config_parts(runs),
+        *(_config_parts(runs[0]) if len(runs) == 1 else []),
         *_command_parts(runs),
         about=_about(runs),
         foot=f"vitkit {__version__}",
@@ -213,7 +226,7 @@ def _page(runs: Sequence[Run], panels: Sequence[Panel], inside: Sequence[Html]) 
 
 def _about(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
-        return "Curves, results and differences of training runs"
+        return "Training runs side by side"
     state = runs[0].state
     words = [f"{verb} {_time(state[name])}" for verb, name in _MOMENTS if text(state.get(name))]
     return ", ".join(["Training run", *words])
@@ -240,14 +253,20 @@ def _alerts(runs: Sequence[Run]) -> list[Html]:
 
 
 def _summary_parts(runs: Sequence[Run], has_results: bool) -> list[Html]:
-    rows = [_facts(summarize_run(run), _model_and_changes(run.config)) for run in runs]
-    if len(runs) == 1:
-        if has_results:
-            return [section("Its run", facts(rows[0].items()))]
-        return [facts(rows[0].items(), num_leads=1 if "Best" in rows[0] else 0)]
-    names = dict.fromkeys(name for row in rows for name in row)
-    lines = [[name, *(row.get(name, NOTHING) for row in rows)] for name in names]
-    return [section("Summary", table(["", *_heads(runs)], lines))]
+    found = [summarize_run(run) for run in runs]
+    metrics = list(dict.fromkeys(name for summary in found for name in summary.final))
+    rows = [
+        _facts(summary, _model_and_changes(run.config), metrics)
+        for summary, run in zip(found, runs, strict=True)
+    ]
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    if len(runs) > 1:
+        lines = [[name, *(row[name] or NOTHING for row in rows)] for name in names]
+        return [section("Summary", table(["", *_heads(runs)], lines, label="Summary"))]
+    known = facts(
+        [(name, rows[0][name]) for name in names], num_leads=1 if "Best" in names and not has_results else 0
+    )
+    return [section("Its run", known)] if has_results else [known]
 
 
 def _heads(runs: Sequence[Run]) -> list[str]:
@@ -255,31 +274,33 @@ def _heads(runs: Sequence[Run]) -> list[str]:
     return [join([curves.key(Look(f"run-{place}")), run.name]) for place, run in enumerate(runs)]
 
 
-def _facts(found: RunSummary, model: str | None) -> dict[str, str]:
-    """Return what is known of a run as names and words."""
-    known: dict[str, str] = {}
-    if found.best:
-        known["Best"] = accuracy_in_words(found.best)
-    for name, value in found.final.items():
-        known[f"Final {numbers.metric_name(name)}"] = numbers.metric(name, value)
-    if found.status:
-        known["Status"] = element("span", found.status, class_=f"status {STATUS.get(found.status, 'weak')}")
+def _facts(found: RunSummary, model: str | None, metrics: Sequence[str]) -> dict[str, str]:
+    """Return what is known of a run as names and words, '' for what isn't; metrics: whose last values to give."""
     is_whole = not found.steps or found.steps == found.step
-    known["Steps"] = f"{found.step:,}" if is_whole else f"{found.step:,} of {found.steps:,}"
-    if found.epoch is not None:
-        known["Epochs"] = numbers.decimal(round(found.epoch, 2))
-    if found.seconds is not None:
-        known["Training time"] = numbers.duration(found.seconds)
-    if found.images_per_second is not None:
-        known["Images/s, median"] = numbers.decimal(found.images_per_second)
-    if found.parameters is not None:
-        known["Parameters"] = numbers.compact(found.parameters)
-    if found.exaflops is not None:
-        known["ExaFLOPs"] = numbers.decimal(found.exaflops)
-    for label, words in (("Model", model), ("Data", found.data), ("Device", found.device)):
-        if words:
-            known[label] = words
-    return known
+    status = found.status and element(
+        "span", found.status, class_=f"status {STATUS.get(found.status, 'weak')}"
+    )
+
+    def write(value: float | None, words: Callable[[float], str]) -> str:
+        return "" if value is None else words(value)
+
+    return {
+        "Best": accuracy_in_words(found.best) if found.best else "",
+        **{
+            f"Final {numbers.metric_name(name)}": write(found.final.get(name), partial(numbers.metric, name))
+            for name in metrics
+        },
+        "Status": status or "",
+        "Steps": f"{found.step:,}" if is_whole else f"{found.step:,} of {found.steps:,}",
+        "Epochs": write(found.epoch, lambda epoch: numbers.decimal(round(epoch, 2))),
+        "Training time": write(found.seconds, numbers.duration),
+        "Images/s, median": write(found.images_per_second, numbers.decimal),
+        "Parameters": write(found.parameters, numbers.compact),
+        "Training compute": write(found.exaflops, numbers.flops),
+        "Model": model or "",
+        "Data": breakable(found.data or ""),
+        "Device": found.device or "",
+    }
 
 
 def _evaluation_parts(runs: Sequence[Run]) -> list[Html]:
@@ -324,29 +345,50 @@ def _evaluation_table(run: Run) -> Html:
     steps = [line["step"] for line in lines]
     titles = ["Step", *columns.values()]
     place = steps.index(best.step) if best and best.step in steps else None
-    return table(titles, rows, right=titles, best=place)
+    return table(titles, rows, label=f"Evaluations of {run.name}", right=titles, best=place)
 
 
-def _config_parts(runs: Sequence[Run]) -> list[Html]:
-    if len(runs) == 1:
-        config = runs[0].config
-        if not config:
-            return []
-        settings = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
-        parts = [fold("Settings", element("pre", settings))]
-        if environment := mapping(runs[0].state.get("environment")):
-            rows = [[name, _setting(value)] for name, value in flatten(environment).items()]
-            parts.append(fold("Environment", table(["Name", "Value"], rows, wrap=True)))
-        return [section("Config", *parts)]
-    different = differences([run.config for run in runs])
-    if not different:
-        return [section("Config differences", element("p", "All runs have the same config.", class_="note"))]
-    rows = [[name, *map(_setting, values)] for name, values in different.items()]
-    return [section("Config differences", table(["", *_heads(runs)], rows, wrap=True))]
+def _config_parts(run: Run) -> list[Html]:
+    if not run.config:
+        return []
+    settings = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100)
+    parts = [fold("Settings", element("pre", settings))]
+    if environment := mapping(run.state.get("environment")):
+        rows = [[name, _setting(value)] for name, value in flatten(environment).items()]
+        parts.append(fold("Environment", table(["Name", "Value"], rows, label="Environment", wrap=True)))
+    return [section("Config", *parts)]
 
 
-def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the dotted settings that aren't the same in all configs, with the value in each; absent ones are ''.
+def _difference_parts(runs: Sequence[Run]) -> list[Html]:
+    """Return what differs between runs, under what each came to, and what is the same, folded."""
+    different, same = compare([run.config for run in runs])
+    best = [best_of(run) for run in runs]
+    results = (
+        [["Best", *(accuracy_in_words(found) if found else NOTHING for found in best)]] if any(best) else []
+    )
+    rows: list[list[str]] = [[breakable(name), *map(_setting, values)] for name, values in different.items()]
+    parts = [element("p", "All runs have the same settings.", class_="note")]
+    if rows:
+        columns = ["", *_heads(runs)]
+        parts = [
+            table(
+                columns, results + rows[:MOST_OPEN], label="What differs", wrap=True, is_headed=bool(results)
+            )
+        ]
+        if more := rows[MOST_OPEN:]:
+            words = (
+                f"{len(more)} more settings that differ" if len(more) > 1 else "1 more setting that differs"
+            )
+            parts.append(fold(words, table(columns, more, label=words, wrap=True)))
+    if same:
+        words = f"{len(same)} settings that are the same" if len(same) > 1 else "1 setting that is the same"
+        lines = [[breakable(name), _setting(value)] for name, value in same.items()]
+        parts.append(fold(words, table(["Setting", "Value"], lines, label=words, wrap=True)))
+    return [section("What differs", *parts)]
+
+
+def compare(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Return the dotted settings that differ, with the value in each config ('' where absent), and the equal ones.
 
     What a run's objective doesn't read is absent too.
     """
@@ -355,7 +397,8 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         flat = [_without_unread(config) for config in flat]
     names = dict.fromkeys(name for config in flat for name in config)
     values = {name: [config.get(name, "") for config in flat] for name in names}
-    return {name: row for name, row in values.items() if len({_setting(value) for value in row}) > 1}
+    different = {name: row for name, row in values.items() if len({_setting(value) for value in row}) > 1}
+    return different, {name: row[0] for name, row in values.items() if name not in different}
 
 
 def _without_unread(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,11 +410,11 @@ def _without_unread(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if name not in others}
 
 
-def _setting(value: Any) -> str:
+def _setting(value: Any) -> Html:
     """Return a setting as YAML writes it."""
     if isinstance(value, str):
-        return value or NOTHING
-    return json.dumps(value, ensure_ascii=False, default=str)
+        return breakable(value or NOTHING)
+    return breakable(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _command_parts(runs: Sequence[Run]) -> list[Html]:
@@ -397,7 +440,8 @@ def _model_and_changes(config: Mapping[str, Any]) -> str | None:
     if name is None:
         return None
     changed = changed_shape(name, mapping(config.get("model")))
-    return join([name, " ", element("small", f"changed: {', '.join(changed)}")]) if changed else name
+    shown = breakable(name)
+    return join([shown, " ", element("small", f"changed: {', '.join(changed)}")]) if changed else shown
 
 
 def _data(config: Mapping[str, Any]) -> str | None:
@@ -416,7 +460,5 @@ def _targets(folder: Path, force: bool) -> tuple[Path, Path]:
     if folder.suffix.lower() in (".html", ".png") or folder.is_file():
         raise InputError(f"out is {str(folder)!r}; expected a folder, to hold {PAGE} and {PICTURE}")
     targets = folder / PAGE, folder / PICTURE
-    for target in targets:
-        if target.exists() and not force:
-            raise InputError(f"{target} exists; --force overwrites it")
+    check_free(*targets, force=force)
     return targets

@@ -1,6 +1,6 @@
 """Run folders: `records` lists the files of each kind, `folder` fills, resumes and starts over, `reading` reads results."""
 
-from vitkit.runs.folder import FREE, RunFolder, named_path, run_name
+from vitkit.runs.folder import FREE, RunFolder, accepts_data, binding, data_facts, named_path, run_name
 from vitkit.runs.reading import Evaluated, cut_metrics, list_runs, read_metrics, speed
 from vitkit.runs.records import CONFIG, RECORD, ROOT, read_config, read_record
 
@@ -11,7 +11,10 @@ __all__ = [
     "ROOT",
     "Evaluated",
     "RunFolder",
+    "accepts_data",
+    "binding",
     "cut_metrics",
+    "data_facts",
     "list_runs",
     "named_path",
     "read_config",

@@ -14,8 +14,16 @@ Opening takes the lock, checks whose folder it is and which settings it has, and
 inside the block the status is 'failed', after Ctrl-C 'stopped'; a new folder in which nothing was made is removed, so
 that a mistyped setting leaves nothing behind. Needs no torch.
 
-What may change on resume: the settings in `FREE`; with a warning, the numbers of processes and threads and the files of
-the data (`training.run` compares them); and the device. Other settings and other numbers of images or classes are errors.
+What happens on `--force`:
+- Runs (train, finetune, vtab, pack) start over. Opening refuses a folder that isn't the command's own, is in use, or holds
+  MODEL or DATA; or another run or a repository among what would be deleted. `clear` then deletes what the table
+  `records.KINDS` says that the command writes, and nothing else. A suite and the quickstart pass `force` to their runs.
+- Commands that write files (eval, report, data, convert) overwrite files of those names: `files.check_free`. A model folder
+  is replaced whole, by `weights.folder.replacing`; an inspection replaces its own earlier files, by `reports.inspection`.
+
+What may change when a training run resumes: the settings in `FREE` and the device; with a warning, the numbers of processes
+and threads, files of the training data, and the evaluation data; with `--accept data`, how many images the training data
+has. An error: other settings, or training data with other classes (`check_data`). Packing refuses any other content.
 """
 
 from __future__ import annotations
@@ -52,13 +60,35 @@ FREE = {"data.bad_images": "error", "log_every": 50}
 "Settings that may change on resume, since nothing that was trained would differ; a run's name has these values."
 
 
+def accepts_data(accept: str | Sequence[str]) -> bool:
+    """Say whether `--accept data` was given, the only thing that a run that resumes accepts."""
+    words = [accept] if isinstance(accept, str) else list(accept)
+    for word in words:
+        if word != "data":
+            raise InputError(f"--accept is {word!r}; expected data: images that were added or removed")
+    return bool(words)
+
+
+def data_facts(num_images: int, class_names: Sequence[str]) -> dict[str, Any]:
+    """Return what a run's record says of the data that it learns from."""
+    names = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:16]
+    return {"images": num_images, "classes": len(class_names), "class_names": names}
+
+
+def binding(changes: Iterable[str]) -> list[str]:
+    """Return the `key=value` changes that may not change on resume."""
+    return [change for change in changes if change.partition("=")[0].strip() not in FREE]
+
+
 def run_name(recipe: str, config: Mapping[str, Any]) -> str:
     """Name a run after its recipe and its settings: the same settings are the same run."""
     return f"{recipe}-{hashlib.sha256(_canonical(config).encode()).hexdigest()[:8]}"
 
 
-def named_path(run: str) -> Path:
-    """Return the folder of a run that was given a name, or a path."""
+def named_path(run: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run that was given a name, or a path; a `Path` is always a path."""
+    if not isinstance(run, str):
+        return Path(run)
     if not run.strip():
         raise InputError("--run is empty: give a name, or leave it out")
     return Path(ROOT, run) if Path(run).name == run and run != ".." else Path(run)
@@ -85,7 +115,7 @@ class RunFolder:
         keeps: paths that the run reads, MODEL and DATA; none may lie where it writes.
         parts: names for `{part}` in the table of kinds, such as VTAB's tasks.
         is_shared: other processes with the same settings may work here too, unless one of them uses `force`.
-        complete: returns the settings of an older run with those that have come since.
+        complete: returns the settings of an older run as they are written today, with those that have come since.
         """
         self.path, self.kind, self._parts, self._complete = Path(path), kind, tuple(parts), complete
         self.settings = json.loads(json.dumps(settings, allow_nan=False))
@@ -150,21 +180,40 @@ class RunFolder:
             self._remove_made()
         self.close()
 
-    def check_data(self, data: Mapping[str, Any]) -> None:
-        """Refuse to resume with other images or classes than the run started with, by their numbers and names."""
-        known = self.record["data"] or data
-        if known["images"] != data["images"] or known["classes"] != data["classes"]:
-            then, now = (f"{one['images']:,} images of {one['classes']:,} classes" for one in (known, data))
-            what = f"{then} then, {now} now"
-        elif known["class_names"] != data["class_names"]:
-            what = "its classes have other names now"
-        else:
-            self.update(data=dict(data))
+    @property
+    def is_done(self) -> bool:
+        """Whether the run that is here, and stays, is finished."""
+        return not self.is_stale and self.record["status"] == "done"
+
+    @property
+    def began_with(self) -> int | None:
+        """How many images the run started with, which its number of steps follows; None for a new run."""
+        known = self.record.get("data") or {}
+        return known.get("began_with", known.get("images"))
+
+    def check_data(self, data: Mapping[str, Any], accept: bool = False) -> None:
+        """Refuse to resume with other classes than the run started with, or with another number of images.
+
+        accept: images may have been added or removed; the record is updated. A finished run needs no data.
+        """
+        known = self.record.get("data") or data
+        if self.is_done:
             return
-        raise InputError(
-            f"the data is not what {self.path} began with: {what}; put it back, choose another --run, or start over "
-            "with --force"
-        )
+        if any(known[name] != data[name] for name in ("classes", "class_names")):
+            what = "they have other names"
+            if known["classes"] != data["classes"]:
+                what = f"{known['classes']:,} then, {data['classes']:,} now"
+            raise InputError(
+                f"the classes of the data are not what {self.path} started with: {what}; put the data back, start over "
+                "with --force, or choose another --run"
+            )
+        if known["images"] != data["images"] and not accept:
+            raise InputError(
+                f"the data has {data['images']:,} images, and {self.path} started with {known['images']:,}: --accept data "
+                "(accept='data' in Python) resumes with those that are there now, --force (force=True) starts over"
+            )
+        began = known.get("began_with", known["images"])
+        self.update(data={**data, **({"began_with": began} if began != data["images"] else {})})
 
     def update(self, **fields: Any) -> None:
         """Set fields of the record and write it; an earlier run's stays until it is cleared."""
@@ -302,7 +351,8 @@ class RunFolder:
             found = read_record(self.path, self.kind)["settings"]
             if found is None:  # an earlier version's suite, which kept none
                 return False
-        theirs, ours = flatten(found), flatten(self.settings)
+            found = self._complete(found)
+        theirs, ours = (_binding_settings(settings) for settings in (found, self.settings))
         for name in ours | theirs:
             there, here = (
                 _canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours)
@@ -410,6 +460,13 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: config}
     inner = (flatten(value, f"{prefix}.{name}" if prefix else str(name)) for name, value in config.items())
     return {name: value for part in inner for name, value in part.items()}
+
+
+def _binding_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their dotted names, a list of changes without those that may change on resume."""
+    leaves = flatten(settings)
+    changes = binding(leaves.pop("changes", None) or ())
+    return {**leaves, "changes": changes} if changes else leaves
 
 
 def _canonical(config: Any) -> str:

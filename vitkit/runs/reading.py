@@ -269,8 +269,17 @@ def _parted(lines: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, float]],
 
 
 @dataclass(frozen=True)
+class Reported(Result):
+    """What a command measured of its finished model, on images that were neither learned from nor chosen by."""
+
+    metric: str
+    value: float
+    data: str
+
+
+@dataclass(frozen=True)
 class RunRow(Result):
-    """A run in a list of them; what isn't known is None."""
+    """A run in a list of them; what isn't known is None. A fine-tuning is one row, with the steps of its last run."""
 
     name: str
     status: str
@@ -278,6 +287,9 @@ class RunRow(Result):
     step: int | None = None
     steps: int | None = None
     best: Evaluated | None = None
+    "While it trained."
+    results: tuple[Reported, ...] = ()
+    "Of a fine-tuning, of VTAB's tasks together, of each data set of a suite."
     loss: Evaluated | None = None
     "The last, of training where none was evaluated."
     images_per_second: float | None = None
@@ -303,22 +315,34 @@ def list_runs(root: str | Path = ROOT) -> list[RunRow]:
     return sorted(rows, key=lambda row: row.updated or "", reverse=True)
 
 
-def _find_runs(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
-    """Yield the runs in a folder, and those in folders that hold several, such as a fine-tuning's."""
-    if _is_run(folder):
+def _find_runs(folder: Path, depth: int = DEEPEST, is_root: bool = True) -> Iterator[Path]:
+    """Yield the runs in a folder and in those that hold several; what a command makes of several runs is one, and its
+    parts are listed where it is the root.
+    """
+    is_whole = _is_run(folder) or _kind_of_several(folder) is not None
+    if is_whole:
         yield folder
-    elif depth:
+    if depth and not _is_run(folder) and (is_root or not is_whole):
         try:
             paths = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
         except OSError:  # a folder that this user may not read
             return
         for path in paths:
-            yield from _find_runs(path, depth - 1)
+            yield from _find_runs(path, depth - 1, is_root=False)
+
+
+def _kind_of_several(folder: Path) -> str | None:
+    """Return which command that does several runs filled a folder, if one did."""
+    return next(
+        (kind for kind in ("suite", "vtab", "finetune") if (folder / KINDS[kind].record).is_file()), None
+    )
 
 
 def _row(folder: Path, root: Path) -> RunRow:
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     row = RunRow(name, "unreadable", path=str(folder))
+    if not _is_run(folder) and (kind := _kind_of_several(folder)):
+        return _row_of_several(row, kind, folder)
     try:
         record = read_record(folder)
         shown = ("status", "step", "steps", "seconds", "updated", "message")
@@ -333,6 +357,50 @@ def _row(folder: Path, root: Path) -> RunRow:
     trained = ({"step": line["step"], "train/loss": line["loss"]} for line in training if "loss" in line)
     loss = _last_loss(evaluations, row.best) or _last_loss(trained, None)
     return replace(row, loss=loss, images_per_second=speed(training))
+
+
+def _row_of_several(row: RunRow, kind: str, folder: Path) -> RunRow:
+    """Return the row of a fine-tuning, a VTAB run or a suite: its own status and results, and where it stands."""
+    try:
+        record = read_record(folder, kind)
+    except InputError as error:
+        return replace(row, message=str(error))
+    inner = [_row(path, folder) for path in _find_runs(folder) if path != folder]
+    if kind == "finetune" and inner:
+        last = max(inner, key=lambda one: one.updated or "")
+        row = replace(
+            row,
+            **{name: getattr(last, name) for name in ("step", "steps", "best", "loss", "images_per_second")},
+        )
+    status = record["status"]
+    if status == "running" and not is_locked(folder / LOCK):
+        status = "interrupted"
+    seconds = finite(record.get("seconds")) or sum(one.seconds or 0.0 for one in inner)
+    updated = text(record.get("updated")) or max((one.updated or "" for one in inner), default="") or None
+    return replace(
+        row,
+        status=status,
+        results=tuple(_reported(record, kind)),
+        seconds=seconds,
+        updated=updated,
+        message=text(record.get("message")) or "",
+    )
+
+
+def _reported(record: Mapping[str, Any], kind: str) -> Iterator[Reported]:
+    """Yield the results in a record, in this version's or an earlier one's."""
+    if kind == "finetune":
+        metric = text(record.get("metric")) or "accuracy"
+        found = {str(record.get("measured_on")): (metric, record.get(metric))}
+    elif kind == "vtab":
+        overall = mapping(record.get("overall"))
+        found = {str(overall.get("name")): ("accuracy", overall.get("accuracy"))}
+    else:
+        rows = mapping(record.get("results"))
+        found = {name: ("accuracy", mapping(row).get("accuracy")) for name, row in rows.items()}
+    for data, (metric, value) in found.items():
+        if (number := finite(value)) is not None:
+            yield Reported(metric, number, data)
 
 
 def speed(training: Iterable[Mapping[str, float | None]]) -> float | None:

@@ -6,6 +6,7 @@ Needs no torch.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -79,6 +80,7 @@ KINDS = {
             "best": None,
             "models": {},
             "cost": {},
+            "unreadable": [],
         },
     ),
     "finetune": Kind(
@@ -90,6 +92,7 @@ KINDS = {
             **_MADE_OF_A_MODEL,
         },
         ("request", "status"),
+        fields={"data": {}},
     ),
     "vtab": Kind(
         "a VTAB run",
@@ -118,7 +121,7 @@ KINDS = {
 }
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the settings that a run was started with."""
     path = Path(folder, CONFIG)
     try:
@@ -135,7 +138,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise InputError(f"{error}; restore it, or remove {folder}") from None
 
 
-def read_record(folder: str | Path, kind: str = "train") -> dict[str, Any]:
+def read_record(folder: str | os.PathLike[str], kind: str = "train") -> dict[str, Any]:
     """Return the record of a run that its command wrote, in this version or an earlier one."""
     path = Path(folder, KINDS[kind].record)
     if not path.is_file():

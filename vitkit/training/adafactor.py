@@ -15,7 +15,7 @@ MomentumDtype = Literal["float32", "bfloat16"]
 
 
 class MomentumOptimizer(Optimizer):
-    """An optimiser whose state `momentum_buffer` has the dtype that its group's `momentum_dtype` says."""
+    """An optimiser whose state `momentum_buffer` has the dtype of its group's `momentum_dtype`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class MomentumOptimizer(Optimizer):
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)  # turns every tensor to its parameter's dtype
+        super().load_state_dict(state_dict)  # casts every tensor to its parameter's dtype
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter, {})
@@ -49,21 +49,21 @@ class MomentumOptimizer(Optimizer):
 
 
 def dtype_of(group: Group) -> torch.dtype:
-    """Return the dtype in which a group keeps momentum; groups hold its name, so that they can be written as text."""
+    """Return the dtype of a group's momentum; groups hold its name, so that they can be saved as text."""
     return getattr(torch, group["momentum_dtype"])
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, sharing its memory; other tensors as they are."""
+    """Return this rank's part of a sharded tensor, sharing its memory; other tensors are returned unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 class Adafactor(MomentumOptimizer):
-    """Adafactor as big_vision has it: no scaling by parameter norm, no clipping, momentum as a plain average.
+    """Adafactor as in big_vision: no scaling by parameter norm, no clipping, momentum as a plain average.
 
-    The second moment of a parameter whose two largest dimensions have at least 32 entries is kept as its means
-    along either of them; it decays by 1 - t^-0.8, at most 0.999. Weight decay is decoupled and times the learning
-    rate. Parameters may be DTensors: means then run over all shards.
+    If the two largest dimensions of a parameter have at least 32 entries, its second moment is stored as the means
+    along each of them. It decays by 1 - t^-0.8, at most 0.999. Weight decay is decoupled and multiplied by the learning
+    rate. Parameters may be DTensors: means are then over all shards.
     """
 
     def update(self, group: Group, parameters: list[Tensor]) -> None:
@@ -73,18 +73,18 @@ class Adafactor(MomentumOptimizer):
             if not state:
                 state.update(_zero_state(parameter, group))
             state["step"] += 1
-            # 0 at the first step, so that the zeros which the moments start from leave no trace (Shazeer & Stern, 7.1).
-            # Shazeer & Stern's rises to 1; Scaling ViT caps it at Adam's default, with which it converged better.
+            # 0 at the first step, so the moments' initial zeros have no effect (Shazeer & Stern, 7.1).
+            # In Shazeer & Stern it rises to 1; Scaling ViT caps it at Adam's default, which converged better.
             keep = min(0.999, 1.0 - float(state["step"]) ** -0.8)
             assert parameter.grad is not None
             gradient = local(parameter.grad)
-            squares = gradient.square().add_(1e-30)  # where a gradient is 0, its root is divided by
+            squares = gradient.square().add_(1e-30)  # avoids a division by zero
             if (dims := factored_dims(parameter.shape)) is not None:
                 smaller, larger = dims
                 rows, columns = local(state["row_square"]), local(state["column_square"])
                 rows.lerp_(_mean(squares, larger, parameter), 1.0 - keep)
                 columns.lerp_(_mean(squares, smaller, parameter), 1.0 - keep)
-                # The outer product of both means, over the mean of all, stands for the whole second moment.
+                # The outer product of both means, divided by the mean of all, approximates the second moment.
                 row_factor = (rows / _mean(rows, smaller, parameter)).rsqrt_()
                 update = gradient * row_factor * columns.rsqrt()
             else:
@@ -99,7 +99,7 @@ class Adafactor(MomentumOptimizer):
 
 
 def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the second largest and the largest dimension, the later of equals as the larger; None where one is below 32."""
+    """Return the second largest and the largest dimension (of equals, the later counts as larger), or None if one is below 32."""
     order = sorted(range(len(shape)), key=lambda dim: (shape[dim], dim))
     return (order[-2], order[-1]) if len(shape) >= 2 and shape[order[-2]] >= 32 else None
 
@@ -120,7 +120,7 @@ def _zero_state(parameter: Tensor, group: Group) -> dict[str, Tensor]:
 
 
 def _zero_mean(parameter: Tensor, dim: int) -> Tensor:
-    """Return zeros for a mean along `dim`, sharded like the parameter where that dimension is left."""
+    """Return zeros for a mean along `dim`, sharded like the parameter except along `dim`."""
     shape = [1 if index == dim else size for index, size in enumerate(parameter.shape)]
     if not hasattr(parameter, "placements"):
         return parameter.new_zeros(shape)
@@ -132,7 +132,7 @@ def _zero_mean(parameter: Tensor, dim: int) -> Tensor:
 
 
 def _mean(values: Tensor, dim: int, parameter: Tensor) -> Tensor:
-    """Return the mean along a dimension of this rank's values and, where it is sharded, of the other ranks'."""
+    """Return the mean along a dimension, over all ranks if that dimension is sharded."""
     total = values.sum(dim, keepdim=True)
     mesh: Any = getattr(parameter, "device_mesh", None)
     for mesh_dim, place in enumerate(getattr(parameter, "placements", ())):

@@ -1,4 +1,4 @@
-"""A running average of the weights during training (Polyak, EMA), evaluated beside the weights themselves."""
+"""The moving average (EMA) of the weights during training, evaluated in addition to the weights themselves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class Average:
     """The exponential moving average of a model's trained parameters, in float32 and without bias correction.
 
-    It starts at the weights that the model has now. Buffers and frozen parameters are not averaged. The model
-    is always the bare one, not its DDP or compiled wrapper; sharded by FSDP2, its average is sharded alike.
+    It starts at the model's current weights. Buffers and frozen parameters are not averaged. The model is always
+    the bare one, not a DDP or compiled wrapper. If it is sharded by FSDP2, so is the average.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
@@ -29,13 +29,13 @@ class Average:
     def update(self) -> None:
         """Move the average towards the model's weights; call it after each step of the optimiser."""
         # Polyak & Juditsky 1992, with ViT's decay (table 2, ImageNet): average + (1 - decay) * (weight - average). It starts
-        # at the weights, so that there is no zero for a bias correction to take out.
+        # at the weights, so it needs no bias correction.
         weights = [parameter.float() for parameter in self.parameters.values()]
         torch._foreach_lerp_(list(self.weights.values()), weights, 1.0 - self.decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the model its averaged weights for the length of a `with` block, then its own, bit for bit."""
+        """Use the averaged weights within a `with` block, then restore the model's own, bit for bit."""
         own = [parameter.detach().clone() for parameter in self.parameters.values()]
         try:
             self._fill(self.weights.values())
@@ -54,7 +54,7 @@ class Average:
             parameter.copy_(weight)
 
     def _drop_gathered(self) -> None:
-        """Where FSDP2 still holds gathered copies of parameters after a forward pass, drop them."""
+        """Drop the gathered copies of parameters that FSDP2 may still hold after a forward pass."""
         for module in self.model.modules():
             if reshard := getattr(module, "reshard", None):
                 reshard()

@@ -1,4 +1,4 @@
-"""From a config to what a run is made of: data, model, objective, optimiser, loader, evaluator."""
+"""Build the parts of a run from its config: data, model, objective, optimiser, loader, evaluator."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from vitkit.data.open import open_data
 from vitkit.data.pipeline import Pipeline, parse_pipeline
 from vitkit.data.sources.source import Source, match_classes
 from vitkit.data.spec import DataSpec, as_spec
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule
 from vitkit.errors import InputError
 from vitkit.evaluation.held_out import Classification, HeldOut, OwnMetrics
 from vitkit.evaluation.passes import SourcePass, SourcePasses
 from vitkit.models import build as build_module
-from vitkit.models.configs import ModelConfig, Preprocessing, Size
+from vitkit.models.configs import ModelConfig, OwnConfig, Preprocessing, Size
 from vitkit.models.model import Model, check_rgb
 from vitkit.models.names import default_preprocessing, model_config
 from vitkit.notes import Note
@@ -61,7 +63,7 @@ class Periods:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the caller has opened or loaded already; None is what the config names."""
+    """Sources and a model that the caller has already opened; None to open what the config names."""
 
     train: Source | None = None
     measured: Source | None = None
@@ -71,56 +73,70 @@ class Inputs:
 
 @dataclass
 class RunParts:
-    """What a run is made of."""
+    """The parts of a run."""
 
     inputs: Inputs
-    "Its sources, opened, so that they need not be opened again."
+    "The opened sources, to be reused."
     periods: Periods
     source: Source
     class_names: tuple[str, ...]
-    "Names of the head's classes; an objective without labels has no head."
+    "Names of the head's classes; empty for an objective without labels, which has no head."
     preprocessing: Preprocessing
     model: Model
     objective: Objective
     forward: nn.Module
-    "The objective as a step calls it: replicated over processes, compiled."
+    "The objective as called in a step: replicated over processes, compiled."
     passes: Passes
-    "What computes a batch's gradients, times a share, and its metrics."
+    "Computes a batch's gradients, times a share, and its metrics."
     optimizer: Optimizer
     schedule: Callable[[int], float]
     average: Average | None
     loader: Loader
     evaluator: HeldOut | None
     evaluated: str
-    "Name of the split that is measured; dev where it is a part of the one that is learned from."
+    "Name of the evaluated split; dev if it is a part of the training split."
     frozen: tuple[FrozenEvaluator, ...]
-    "What is measured of frozen features."
+    "Evaluators of frozen features."
     notes: tuple[Note, ...]
 
+    @property
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """Images skipped so far: of the training data, then of the evaluation data."""
+        found = [*self.loader.skipped.entries]
+        for evaluator in (self.evaluator, *self.frozen):
+            found += [] if evaluator is None else evaluator.unreadable
+        return tuple(dict.fromkeys(found))
 
-def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunParts:  # noqa: B008 (frozen)
+
+def build(
+    config: TrainConfig,
+    world: World,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    num_images: int | None = None,
+) -> RunParts:
     """Return all parts of a run, the same on every process.
 
-    Notes are about what was opened here; whoever passes a source or a model in has said its notes already.
+    num_images: number of images when the run started, for counting epochs. Default: the current number.
+    Notes are only about what is opened here: the caller has already shown those of the sources and model passed in.
     """
     is_labelled = config.objective.name == "supervised"
     if inputs.start is None:
-        # Before data is opened, and before another family reads the settings of a recipe's model.
+        # Before data is opened, and before the settings of the recipe's model reach another family.
         check_family(config)
     source = inputs.train
     if source is None:
         source = open_data(config.data.train, default="train", labelled=is_labelled)
-    periods = resolve_periods(config, len(source))
+    periods = resolve_periods(config, num_images or len(source))
     pipeline = parse_pipeline(config.data.pipeline)
     class_names = source.class_names if is_labelled else ()
     model, preprocessing, notes = build_model(config, class_names, inputs.start)
     if pipeline.mix and not is_labelled:
         pipeline = dataclasses.replace(pipeline, mix=())
-        notes += (
-            Note(f"images are not mixed: {config.objective.name} learns from them as they are", "data"),
-        )
+        notes += (Note(f"images are not mixed: {config.objective.name} learns from unmixed images", "data"),)
     if not is_labelled and is_trained(config, inputs):
-        text = f"a model holds the encoder alone: mask token and what {config.objective.name} adds are new"
+        text = (
+            f"only the encoder is loaded: the mask token and other parts of {config.objective.name} are new"
+        )
         notes += (Note(text, "model"),)
     check_rgb(model.config, config.model["name"])
     check_size(pipeline, source, model)
@@ -131,6 +147,7 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
     objective.to(world.device).train()
     forward = share(config, objective, world)
     own = [(name, p) for name, p in objective.named_parameters() if not name.startswith("model.")]
+    rule = BadImageRule(config.data.bad_images, "setting")
     micro = config.micro_batch if isinstance(config.micro_batch, int) else EVALUATION_BATCH
     loader = Loader(
         source,
@@ -145,7 +162,7 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
         device=world.device,
         workers=config.data.workers,
         cache=config.data.cache,
-        bad_images=config.data.bad_images,
+        bad_images=rule,
     )
     passes = partial(
         SourcePass,
@@ -153,7 +170,7 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
         world=world,
         batch_size=min(micro, loader.count, EVALUATION_BATCH),
         workers=config.data.workers,
-        bad_images=config.data.bad_images,
+        bad_images=rule,
     )
     evaluator: HeldOut | None = None
     if measured is not None and isinstance(objective, Supervised):
@@ -186,12 +203,12 @@ def build(config: TrainConfig, world: World, inputs: Inputs = Inputs()) -> RunPa
 
 
 def is_trained(config: TrainConfig, inputs: Inputs) -> bool:
-    """Say whether a run starts from trained weights."""
+    """Return whether a run starts from trained weights."""
     return inputs.start is not None or find_model(config.model["name"]).path is not None
 
 
 def check_family(config: TrainConfig) -> None:
-    """Refuse an objective that an untrained model's family isn't made for; a trained one is asked once it is loaded."""
+    """Refuse an objective that an untrained model's family doesn't support; trained models are checked once loaded."""
     if config.objective.name != "supervised" and find_model(config.model["name"]).path is None:
         check_patches(model_config(config.model["name"]), config.objective.name)
 
@@ -201,7 +218,7 @@ def resolve_periods(config: TrainConfig, num_images: int) -> Periods:
     per_epoch = num_images / config.batch_size
     total = parse_duration(config.duration, per_epoch, what="duration")
     if total < 1:
-        raise InputError(f"duration {config.duration!r} is no step at all; train for at least one")
+        raise InputError(f"duration {config.duration!r} is less than one step; train for at least one")
 
     def steps(name: str, value: Duration) -> int:
         if not (found := parse_duration(value, per_epoch, total, name)):
@@ -223,8 +240,7 @@ def build_model(
 ) -> tuple[Model, Preprocessing, tuple[Note, ...]]:
     """Return the model to train with a head for these classes, its preprocessing, and notes on its origin.
 
-    A trained model keeps its head where it has these very classes, unless new_head asks for another. A start that is
-    passed in stays as it is.
+    A trained model keeps its head if it has exactly these classes, unless new_head is true. `start` is not changed.
     """
     settings = {name: value for name, value in config.model.items() if name != "name"}
     size = settings.pop("image_size", None)
@@ -234,7 +250,7 @@ def build_model(
         size = check_settings(ModelConfig, {"image_size": size}, "model")["image_size"]
     if settings.pop("num_classes", len(class_names)) != len(class_names):
         raise InputError(
-            f"num_classes in model differs from the data's {len(class_names)} classes: leave it out"
+            f"num_classes in model differs from the data's {len(class_names)} classes: remove it"
         )
     name, new_head = config.model["name"], settings.pop("new_head", False)
     if not isinstance(new_head, bool):
@@ -248,14 +264,23 @@ def build_model(
     preprocessing = given_preprocessing(config, loaded.preprocessing)
     model = _with_settings(loaded.model, settings, name)
     lines = [f"starts from {name}", *loaded.notes_with(preprocessing)]
-    if new_head or loaded.class_names != class_names:
+    if new_head or not has_classes(loaded, class_names):
         model.reset_head(len(class_names), settings.get("head_bias", 0.0))
-        lines += [f"the head is new, for {len(class_names)} classes"] if class_names else []
-    return model, preprocessing, tuple(Note(line, "model") for line in lines)
+        is_new = not isinstance(model.config, OwnConfig) or model.config.new_head
+        lines += [f"the head is new, for {len(class_names)} classes"] if class_names and is_new else []
+    notes = tuple(line if isinstance(line, Note) else Note(line, "model") for line in lines)
+    return model, preprocessing, notes
+
+
+def has_classes(loaded: LoadedModel, class_names: tuple[str, ...]) -> bool:
+    """Return whether a model's head has these classes; for a module passed without names, whether it has as many."""
+    if loaded.class_names is None and loaded.is_passed:
+        return loaded.model.config.num_classes == len(class_names)
+    return loaded.class_names == class_names
 
 
 def _copied(start: LoadedModel, size: Size | None) -> LoadedModel:
-    """Return a copy to train of a model that was passed in, for images of this size; its notes were said."""
+    """Return a copy of `start` to train, for images of this size, without its notes, which were already shown."""
     own = dataclasses.replace(start, model=copy.deepcopy(start.model).cpu(), notes=())
     if size is not None:
         resample_to(own, size)
@@ -263,7 +288,7 @@ def _copied(start: LoadedModel, size: Size | None) -> LoadedModel:
 
 
 def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
-    """Return a trained model with other settings, such as dropout, which must leave its weights as they are."""
+    """Return a trained model with other settings, such as dropout, that must not change the shapes of its weights."""
     wanted = override(model.config, settings, "model")
     if wanted == model.config:
         return model
@@ -277,22 +302,22 @@ def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
 
 
 def check_size(pipeline: Pipeline, source: Source, model: Model) -> None:
-    """Refuse a pipeline whose images the model can't take, before anything is computed."""
+    """Raise InputError if the pipeline's images don't have the model's size, before anything is computed."""
     size = pipeline.size
     if size is None and source.images is not None and not pipeline.image:
         size = (source.images.shape[1], source.images.shape[2])
     if size is None:
         raise InputError(
-            "the pipeline leaves the size of images open: begin it with a crop or resize, such as "
+            "the pipeline doesn't set the size of images: start it with a crop or resize, such as "
             f"resize({model.config.size[0]})"
         )
     if size != model.config.size:
         have, want = (f"{height}x{width}" for height, width in (size, model.config.size))
-        raise InputError(f"the pipeline gives images of {have}, the model takes {want}: make them equal")
+        raise InputError(f"the pipeline gives images of {have}, but the model takes {want}: make them equal")
 
 
 def build_frozen(config: TrainConfig, source: Source, passes: SourcePasses) -> tuple[FrozenEvaluator, ...]:
-    """Return what measures frozen features, its data opened and checked."""
+    """Return the evaluators of frozen features, with their data opened and checked."""
     if not (names := config.frozen.evaluators):
         return ()
     from vitkit.evaluation.fewshot import FewShotEvaluator
@@ -307,7 +332,7 @@ def build_frozen(config: TrainConfig, source: Source, passes: SourcePasses) -> t
     except InputError as error:
         if config.frozen.data:
             raise
-        advice = "frozen.evaluators measure with labels: frozen.data=DATA names data that has them"
+        advice = "frozen.evaluators need labels: name data that has them with frozen.data=DATA"
         raise InputError(f"{error}; {advice}") from None
     test_data = config.frozen.data or config.data.evaluate or config.data.train
     test = open_data(_other_split(test_data), default="measure", classes=train.class_names)
@@ -320,7 +345,7 @@ def build_frozen(config: TrainConfig, source: Source, passes: SourcePasses) -> t
 
 
 def _other_split(data: str) -> DataSpec:
-    """Return DATA without its train split, slice and shots, so that its split to measure on is taken."""
+    """Return DATA without its train split, slice and shots, so that its evaluation split is used."""
     spec = as_spec(data)
     if spec.split not in (None, "train"):
         return spec
@@ -328,10 +353,10 @@ def _other_split(data: str) -> DataSpec:
 
 
 def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:
-    """Return the objective as all processes run it together: in its precision, sharded or replicated, compiled."""
+    """Return the objective as all processes run it: with its precision set, sharded or replicated, compiled."""
     is_sharded = config.parallel == "fsdp" and torch.distributed.is_initialized()
     if config.compile == "graphs" and (world.ranks > 1 or is_sharded or world.device.type != "cuda"):
-        raise InputError("compile=graphs is for one process with a CUDA GPU; take compile=true")
+        raise InputError("compile=graphs needs a single process with a CUDA GPU; use compile=true")
     dtype = compute_dtype(config, world.device)
     forward: nn.Module = objective
     if is_sharded:
@@ -349,7 +374,7 @@ def share(config: TrainConfig, objective: Objective, world: World) -> nn.Module:
 
 
 def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """Return what activations are computed in."""
+    """Return the dtype of activations."""
     if config.precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
@@ -380,7 +405,7 @@ def _mix_until(config: TrainConfig, periods: Periods) -> int | None:
 
 
 def given_preprocessing(config: TrainConfig, base: Preprocessing) -> Preprocessing:
-    """Return a model's preprocessing with what the config says of it."""
+    """Return a model's preprocessing with the config's settings applied."""
     given: dict[str, Any] = {
         field.name: value
         for field in dataclasses.fields(config.preprocessing)

@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, checksummed and renamed, so that what has its name is whole."""
+"""Checkpoints: written under a temporary name, checksummed, then renamed, so a named checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from vitkit.notes import Note
 
 Result = TypeVar("Result")
 STATE, MANIFEST = "state.json", "manifest.json"
-# A checkpoint has its step as name. One that another of the same step replaces is `.STEP.old` until that is
-# in its place. What ends in `.part` is not whole: being written, or being removed.
+# A checkpoint is named by its step. While another one of the same step replaces it, it is `.STEP.old`. Names that
+# end in `.part` are incomplete: being written, or being removed.
 _NAME = re.compile(r"(\d{8,})|\.(\d{8,})\.old")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint."""
+    """A complete checkpoint."""
 
     step: int
     path: Path
     state: dict[str, Any]
-    "What was saved beside the tensors."
+    "What was saved in addition to the tensors."
 
     def load(self, tensors: Mapping[str, Any]) -> None:
-        """Fill the tensors of a nested dict, plain or sharded, in place; they must be those that were saved."""
+        """Load into the tensors of a nested dict, plain or sharded; their names, types and shapes must match."""
         wanted = _flatten(tensors)
         with _speaking_of(self.path, "read"):
             reader = _Reader(self.path)
@@ -60,16 +60,16 @@ class Checkpoint:
                 there, here = _describe(stored.get(name)), _describe(wanted.get(name))
                 if there != here:
                     raise InputError(
-                        f"{self.path} is of another model or optimiser: {name!r} is {there} there, {here} here; "
+                        f"{self.path} belongs to another model or optimiser: {name!r} is {there} there, {here} here; "
                         "use the settings it was saved with, or start another run"
                     )
             dcp.load(wanted, storage_reader=reader)
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int) -> None:
-    """Save the tensors of a nested dict and the JSON of `state` as folder/STEP, and keep the last `keep`.
+    """Save the tensors of a nested dict and `state` as JSON to folder/STEP, and keep the last `keep` checkpoints.
 
-    Every rank calls it, with a folder that all share; the state of rank 0 counts.
+    Every rank calls it, with a folder that all share. The state is that of rank 0.
     """
     assert keep >= 1
     path = folder / f"{step:08d}"
@@ -88,7 +88,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Any], state: Mapping[str
 
 
 def latest(folder: Path, warn: Callable[[Note], None]) -> Checkpoint | None:
-    """Return the newest whole checkpoint, or None where there is none at all; each broken one is warned of."""
+    """Return the newest intact checkpoint, or None if there are no checkpoints; warn about each broken one."""
 
     def find() -> Checkpoint | None:
         found = _checkpoints(folder)
@@ -101,8 +101,8 @@ def latest(folder: Path, warn: Callable[[Note], None]) -> Checkpoint | None:
                 warn(Note(f"checkpoint {path} is broken: {cause}{rest}", "warning"))
         if found:
             raise InputError(
-                f"no checkpoint in {folder} is whole; restore one from a copy, "
-                "or remove that folder to start from the beginning"
+                f"all checkpoints in {folder} are broken; restore one from a backup, "
+                "or remove the folder to start from the beginning"
             )
         return None
 
@@ -111,7 +111,7 @@ def latest(folder: Path, warn: Callable[[Note], None]) -> Checkpoint | None:
 
 
 def on_every_rank(function: Callable[[], Result]) -> list[Result]:
-    """Call a function on every rank and return what all gave; what one raises is raised on all."""
+    """Call a function on every rank and return all results; an exception on one rank is raised on all."""
     given: list[tuple[Any, Exception | None]]
     try:
         given = [(function(), None)]
@@ -128,7 +128,7 @@ def on_every_rank(function: Callable[[], Result]) -> list[Result]:
 
 
 def on_first_rank(function: Callable[[], Result]) -> Result:
-    """Call a function on rank 0 and return on every rank what it gave; what it raises is raised on all."""
+    """Call a function on rank 0 and return its result on every rank; an exception is raised on all."""
     result = on_every_rank(lambda: function() if _rank() == 0 else None)[0]
     return result  # type: ignore[return-value]
 
@@ -142,7 +142,7 @@ def _rank() -> int:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Raises what the file system said, where torch.save hides it behind an error of its own."""
+    """Raises the file system's error, which torch.save hides behind its own."""
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:
@@ -152,10 +152,10 @@ class _Writer(dcp.FileSystemWriter):
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads a checkpoint that a stranger may have made: its .metadata is a pickle, which could run any code.
+    """Reads a checkpoint that may be untrusted: its .metadata is a pickle, which could run any code.
 
-    Only the classes that describe tensors are unpickled, and only tensors of the checkpoint's own files are named by
-    them; DCP reads these with weights_only, and would unpickle anything else freely.
+    Only classes that describe tensors are unpickled, and they may only name tensors in the checkpoint's own files. DCP
+    reads tensors with weights_only, but would unpickle anything else.
     """
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -169,15 +169,15 @@ class _Reader(dcp.FileSystemReader):
         except Exception as error:
             what = f"it names {error.args[0]}" if isinstance(error, _NotMetadata) else "it can't be read"
             raise InputError(
-                f"{path} is not a description of tensors alone ({what}), so that reading it could run code: "
-                f"the checkpoint is refused; remove {path.parent}, or start another run"
+                f"{path} does not only describe tensors ({what}), so reading it could run code; "
+                f"remove {path.parent}, or start another run"
             ) from None
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Refuse what is not tensors alone, each in a file of the checkpoint's own; not by asserts, which -O removes."""
+    """Refuse anything but tensors in the checkpoint's own files. Not with asserts, which -O removes."""
     if not isinstance(metadata, Metadata):
         raise _NotMetadata(type(metadata).__name__)
     for entry in metadata.state_dict_metadata.values():
@@ -185,20 +185,20 @@ def _check_metadata(metadata: Any) -> None:
             raise _NotMetadata(type(entry).__name__)
     for info in metadata.storage_data.values():
         if type(info) is not _StorageInfo or getattr(info, "transform_descriptors", None):
-            raise _NotMetadata("data that is not stored as it is")
+            raise _NotMetadata("transformed data")
         if not re.fullmatch(r"__\d+_\d+\.distcp", info.relative_path):
             raise _NotMetadata(f"the file {info.relative_path!r}")
 
 
 class _NotMetadata(Exception):
-    """A pickle that names something else than the description of tensors needs."""
+    """A pickle that names something other than a description of tensors."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles what torch.distributed.checkpoint writes, and nothing that could act."""
+    """Unpickles only the classes that torch.distributed.checkpoint writes, which can't run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # Python 3.13 calls pathlib's classes pathlib._local's.
+        # In Python 3.13, pathlib's classes are in pathlib._local.
         known = _METADATA.get(f"{module.removesuffix('._local')}.{name}")
         if known is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             known = getattr(torch, name)
@@ -217,7 +217,7 @@ _METADATA: dict[str, Any] = {
     "torch.Size": torch.Size,
     "torch.serialization._get_layout": _layout,
     "torch.distributed.checkpoint.filesystem._StorageInfo": _StorageInfo,
-    # Where the checkpoint was written, which nobody reads.
+    # Where the checkpoint was written; not used.
     **{f"pathlib.{kind}Path": PurePosixPath for kind in ("Posix", "PurePosix", "Windows", "PureWindows")},
     **{
         f"torch.distributed.checkpoint.metadata.{kind.__name__}": kind
@@ -237,7 +237,7 @@ def _cause(error: BaseException | None) -> OSError | None:
 
 @contextmanager
 def _speaking_of(path: Path, done: str) -> Iterator[None]:
-    """Make one line of what the file system says, on whatever rank it said it."""
+    """Turn errors of the file system, on any rank, into a one-line InputError."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -268,7 +268,7 @@ def _flatten(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 
 
 def _describe(entry: Any) -> str:
-    """Say dtype and shape of a tensor, or of what a checkpoint has under its name."""
+    """Return the dtype and shape of a tensor or of a checkpoint's entry, in words."""
     if entry is None:
         return "missing"
     dtype = entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else entry.dtype
@@ -285,7 +285,7 @@ def _step(path: Path) -> int:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Return the folders that may be checkpoints, newest first; of two of one step, the later saved."""
+    """Return the folders that may be checkpoints, newest first."""
     if not folder.exists():
         return []
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
@@ -293,7 +293,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _start(folder: Path, part: Path) -> None:
-    """Make an empty folder to write to, and remove what killed processes left."""
+    """Create an empty folder to write to, and remove what killed processes left behind."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".*.part"):
         shutil.rmtree(left, ignore_errors=True)
@@ -301,7 +301,7 @@ def _start(folder: Path, part: Path) -> None:
 
 
 def _digests(folder: Path, files: Iterator[Path]) -> dict[str, dict[str, Any]]:
-    """Return name, size and checksum of each file; hashing leaves Python, so that threads are quicker."""
+    """Return the size and checksum of each file by name; hashing releases the GIL, so threads help."""
     with ThreadPoolExecutor() as pool:
         return dict(pool.map(lambda path: (path.name, _digest(path)), files))
 
@@ -311,10 +311,12 @@ def _digest(path: Path) -> dict[str, Any]:
 
 
 def _finish(part: Path, path: Path, state: Mapping[str, Any], files: dict[str, dict[str, Any]]) -> None:
-    """Write the state, last the manifest, and give the checkpoint its name."""
+    """Write the state, then the manifest, then give the checkpoint its name."""
     for name in files:
         if not (part / name).exists():
-            raise InputError(f"{path.parent} is not one folder to all ranks; use one on a shared file system")
+            raise InputError(
+                f"{path.parent} is not the same folder for all ranks; use one on a shared file system"
+            )
     (part / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     files |= _digests(part, iter([part / STATE, part / ".metadata"]))
     (part / MANIFEST).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
@@ -328,9 +330,9 @@ def _finish(part: Path, path: Path, state: Mapping[str, Any], files: dict[str, d
 
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:
-    """Remove all but `newest` and the checkpoints before it that are to be kept.
+    """Remove all checkpoints but `newest` and the `keep - 1` before it.
 
-    Later steps than `newest` are those that a resumed run passed over, since they are broken.
+    Checkpoints of later steps than `newest` are broken: a resumed run skipped them.
     """
     others = [path for path in _checkpoints(folder) if path != newest]
     before = [path for path in others if _step(path) < _step(newest) and path.suffix != ".old"]
@@ -341,9 +343,9 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
 
 
 def _verified(path: Path) -> Checkpoint:
-    """Return a checkpoint whose files are all as its manifest says; ValueError or OSError says what is not."""
+    """Return a checkpoint whose files all match its manifest; else raise ValueError or OSError."""
     if not path.is_dir():
-        raise ValueError("it is no folder")
+        raise ValueError("it is not a folder")
     if not (path / MANIFEST).exists():
         raise ValueError(f"{MANIFEST} is missing")
     try:
@@ -361,8 +363,8 @@ def _verified(path: Path) -> Checkpoint:
     digests = _digests(path, (path / name for name in files))
     for name in files:
         if digests[name] != files[name]:
-            raise ValueError(f"{name} has another checksum")
+            raise ValueError(f"{name} has the wrong checksum")
     state = json.loads((path / STATE).read_bytes())
     if not isinstance(state, dict) or state.get("step", _step(path)) != _step(path):
-        raise ValueError("its name is not its step, so that it was renamed or mixed up with another")
+        raise ValueError("its name doesn't match its step; it was renamed or mixed up with another")
     return Checkpoint(_step(path), path, state)

@@ -1,4 +1,4 @@
-"""What a run is: one frozen config, from a recipe and `key=value`, each setting with its meaning beneath it."""
+"""The config of a run, built from a recipe and `key=value`; each setting has its meaning below it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitkit.config import Count, CountOrZero, Share, check_bounds
-from vitkit.data.fetch import BadImages, Cache
+from vitkit.data.fetch import Cache
 from vitkit.data.order import Sampling
 from vitkit.data.pipeline import parse_pipeline
+from vitkit.data.unreadable import BadImages
 from vitkit.errors import InputError
 from vitkit.objectives import ObjectiveConfig
 from vitkit.training.optimizers import OptimizerConfig
@@ -19,42 +20,42 @@ Tracker = Literal["tensorboard", "wandb"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Images to learn from and to measure on."""
+    """The data to train and evaluate on."""
 
     train: str
     "DATA to train on."
     evaluate: str | None = None
-    "DATA to measure on while training, its classes matched by name; an objective without labels measures its own loss; none measures nothing."
+    "DATA to evaluate on during training, or none. Classes are matched by name; an objective without labels measures its own loss."
     pipeline: str = ""
-    "What happens to training images: crops, then batched augmentation, then mixing, such as 'inception_crop(224)|flip|mixup(0.2)'."
+    "Augmentation of training images: crops, then batched augmentation, then mixing, such as 'inception_crop(224)|flip|mixup(0.2)'."
     mix_until: Duration | None = None
-    "When the pipeline's mixing stops; none mixes to the end."
+    "When the pipeline stops mixing images; none to mix until the end."
     sampling: Sampling = "shuffle"
-    "Order of training images: every image once an epoch, or all classes alike often."
+    "Order of training images: every image once per epoch (shuffle), or all classes equally often (balanced)."
     group: Count = 8
-    "Images are mixed inside groups of this many neighbours; processes and micro-batches hold whole groups."
+    "Images are mixed within groups of this many neighbours; processes and micro-batches hold whole groups."
     workers: CountOrZero | None = None
-    "Processes that read and decode images; none takes one per core, at most 16."
+    "Processes that read and decode images; none for one per core, at most 16."
     cache: Cache = "none"
-    "Whether decoded images are kept: in memory (ram), or, small and of one size, on the device, without workers (device)."
-    bad_images: BadImages = "error"
-    "What an unreadable image does: stop the run, or be left out and counted."
+    "Whether to keep decoded images: in memory (ram), or on the device, without workers (device; for small images of one size)."
+    bad_images: BadImages = "skip"
+    "What to do about unreadable images: skip them unless there are too many or a class has no others (skip), stop at the first (error), or skip any number (any)."
 
     def __post_init__(self) -> None:
         check_bounds(self)
         mixes = bool(parse_pipeline(self.pipeline).mix)
         if self.mix_until is not None and not mixes:
-            raise InputError("mix_until has no meaning for a pipeline that doesn't mix images: leave it out")
+            raise InputError("mix_until does not apply to a pipeline that doesn't mix images: remove it")
 
 
 @dataclass(frozen=True)
 class PreprocessingConfig:
-    """How the trained model wants its images; what is left open is the model's own."""
+    """The preprocessing of the trained model; settings that are not given are the model's own."""
 
     crop_fraction: float | None = None
-    "Share of the resized image that evaluation's centre crop keeps; 0 squashes the whole image instead."
+    "Share of the resized image that the centre crop keeps in evaluation; 0 stretches the whole image instead."
     interpolation: Literal["bilinear", "bicubic"] | None = None
-    "Interpolation of evaluation's resize."
+    "Interpolation of the resize in evaluation."
     mean: tuple[float, ...] | None = None
     "Subtracted from each channel, on the scale 0 to 1."
     std: tuple[float, ...] | None = None
@@ -63,18 +64,18 @@ class PreprocessingConfig:
 
 @dataclass(frozen=True)
 class FrozenConfig:
-    """What is measured of frozen features while the model trains, whatever the objective."""
+    """Evaluation of frozen features during training, for any objective."""
 
     evaluators: tuple[Literal["fewshot", "probe", "knn"], ...] = ()
-    "Few-shot ridge regression, logistic regression on all of train, weighted nearest neighbours; any of them."
+    "Any of: few-shot ridge regression (fewshot), logistic regression on all of train (probe), weighted nearest neighbours (knn)."
     data: str | None = None
-    "DATA whose train split they learn from and whose test split, else val, they are measured on; left open, the data trained on."
+    "DATA to use: they learn from its train split and are measured on its test split, else val. Default: the training data."
     shots: Count = 10
-    "Images of each class that fewshot learns from."
+    "Images per class that fewshot learns from."
     neighbours: Count = 20
-    "How many neighbours knn asks."
+    "Number of neighbours for knn."
     every: Duration = "20%"
-    "Steps between such measurements; the end is always measured."
+    "Time between these evaluations; there is always one at the end."
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -87,53 +88,53 @@ class TrainConfig:
     name: str
     "Name of the recipe."
     model: dict[str, Any]
-    "The model: its name (any MODEL; trained weights are the start), and settings of its own."
+    "The model: its name (any MODEL; training starts from its weights, if it has any), and its settings."
     data: DataConfig
-    "Images to learn from and to measure on."
+    "The data to train and evaluate on."
     duration: Duration
-    "How long to train: steps, or such as '300 epochs'."
+    "How long to train: a number of steps, or epochs, such as '300 epochs'."
     batch_size: Count
     "Images per step, over all processes."
     optimizer: OptimizerConfig
-    "What a step does with gradients."
+    "The optimiser."
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    "The learning rate over the steps."
+    "The learning-rate schedule."
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    "What a step learns from its images."
+    "What the model learns from images."
     preprocessing: PreprocessingConfig = field(default_factory=PreprocessingConfig)
-    "How the trained model wants its images."
+    "The preprocessing of the trained model."
     frozen: FrozenConfig = field(default_factory=FrozenConfig)
-    "What is measured of frozen features while the model trains."
+    "Evaluation of frozen features during training."
     average: Share | None = None
-    "Decay of a running average of the weights, measured beside them and kept in their place; none keeps no average."
+    "Decay of the moving average (EMA) of the weights, or none. Both are evaluated; model/ holds the average."
     select: Literal["best", "last"] = "best"
-    "Which weights model/ holds: those that measured best, or the last ones (so that nothing is chosen by the data measured on); without labels always the last."
+    "Which weights model/ holds: the best ones by evaluation, or the last ones, so that the evaluation data selects nothing. Without labels, always the last."
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    "Activations: auto is bfloat16 on a GPU, float32 elsewhere. Weights are float32 always."
+    "Type of activations: auto is bfloat16 on a GPU, float32 elsewhere. Weights are always float32."
     compile: bool | Literal["graphs"] = False
-    "Whether PyTorch compiles the training step: half a minute or more at the start, faster steps; graphs also replays both passes as one CUDA graph, for small models on a GPU."
+    "Whether PyTorch compiles the training step: takes half a minute or more at the start, then steps are faster. graphs also replays both passes as one CUDA graph, for small models on a GPU."
     activation_checkpointing: bool = False
-    "Recompute each block in the backward pass: a third more compute for much less memory."
+    "Recompute each block in the backward pass: a third more compute, but much less memory."
     micro_batch: Count | Literal["auto"] | None = None
-    "Images per forward pass and process, gradients added up over the step; auto finds the most that fit, none takes all at once."
+    "Images per forward pass on each process; gradients are accumulated over the step. auto finds the most that fit; none takes all at once."
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    "How several processes share the model: a copy each, or a part of every weight each (L and larger)."
+    "How several processes share the model: each has a copy (ddp), or a part of every weight (fsdp; for L and larger)."
     seed: CountOrZero = 0
-    "All randomness follows from it."
+    "Seed of all randomness."
     log_every: Duration | None = None
-    "Steps between lines of metrics; left open, 50, or a twentieth of a shorter run."
+    "Time between lines of metrics. Default: 50 steps, or a twentieth of a shorter run."
     evaluate_every: Duration = "10%"
-    "Steps between measurements; the end is always measured."
+    "Time between evaluations; there is always one at the end."
     checkpoint_every: Duration = "5%"
-    "Steps between checkpoints; the end is always saved."
+    "Time between checkpoints; there is always one at the end."
     keep_checkpoints: Count = 2
-    "How many of the last checkpoints are kept."
+    "Number of checkpoints to keep."
     track: tuple[Tracker, ...] = ()
-    'Where else metrics go: tensorboard, wandb (pip install "vitkit[track]").'
+    'Where else to log metrics: tensorboard, wandb (pip install "vitkit[track]").'
 
     def __post_init__(self) -> None:
         if not isinstance(self.model.get("name"), str):
             raise InputError("model needs a name, as in model.name=B/16")
         check_bounds(self)
         if self.compile == "graphs" and self.micro_batch is not None:
-            raise InputError("compile=graphs runs whole batches: leave micro_batch out, or take compile=true")
+            raise InputError("compile=graphs runs whole batches: remove micro_batch, or use compile=true")

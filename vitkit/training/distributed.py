@@ -1,4 +1,4 @@
-"""How several processes train one model: a copy each (DDP), or a part of every weight each (FSDP2). PyTorch's own engine."""
+"""Training on several processes with PyTorch's DDP (a copy of the model each) or FSDP2 (a part of every weight each)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitkit.world import World
 
 
 def shard(objective: Objective, dtype: torch.dtype) -> None:
-    """Give each process a part of every weight (FSDP2), gathered block by block where it is used."""
+    """Shard every weight over all processes (FSDP2); blocks gather their weights when they run."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -29,7 +29,7 @@ def shard(objective: Objective, dtype: torch.dtype) -> None:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         if any(True for _ in module.parameters()):
             fully_shard(module, mesh=mesh, mp_policy=policy)
-    if hasattr(objective.model, "encode"):  # what masking calls in place of forward
+    if hasattr(objective.model, "encode"):  # called by masking objectives instead of forward
         register_fsdp_forward_method(objective.model, "encode")
 
 
@@ -43,14 +43,14 @@ def replicate(objective: Objective, world: World) -> nn.Module:
     """Return the objective with gradients averaged over all processes (DDP)."""
     device_ids = [world.device] if world.device.type == "cuda" else None
     with warnings.catch_warnings():
-        # Its successor, forward_sync_buffers, is not in every PyTorch that we support.
+        # Its replacement, forward_sync_buffers, is not in every PyTorch that we support.
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
         return nn.parallel.DistributedDataParallel(objective, device_ids=device_ids, broadcast_buffers=False)
 
 
 @contextmanager
 def gradients_stay(module: nn.Module, model: Model, held: bool) -> Iterator[None]:
-    """Keep gradients on this process while `held`: only the last micro-batch of a step sends them."""
+    """Don't synchronise gradients while `held`: only the last micro-batch of a step does."""
     if isinstance(module, nn.parallel.DistributedDataParallel) and held:
         with module.no_sync():
             yield
@@ -64,7 +64,7 @@ def gradients_stay(module: nn.Module, model: Model, held: bool) -> Iterator[None
 
 @contextmanager
 def alone(forward: nn.Module) -> Iterator[None]:
-    """Let a process take the memory of a step and send nothing; sharded weights are of no use from then on."""
+    """Let a process use the memory of a step without communication; sharded weights are invalid afterwards."""
     from torch.distributed.fsdp import FSDPModule
 
     silence: Any = _Silence()
@@ -77,7 +77,7 @@ def alone(forward: nn.Module) -> Iterator[None]:
 
 
 class _Silence:
-    """What FSDP2 gathers weights and reduces gradients by, where nothing is sent: zeros, in the same memory."""
+    """Replaces FSDP2's communication: fills the same memory with zeros and sends nothing."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -87,7 +87,7 @@ class _Silence:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a weight that is spread over processes as one tensor, on all of them."""
+    """Return a sharded weight as one tensor, on all processes."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""What a run says before it starts: which model on which data, what may surprise, what it costs and how long it takes."""
+"""What a run reports before it starts: the model and data, possible surprises, its cost and its likely time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from vitkit.training.build import RunParts, is_trained
 from vitkit.training.config import FrozenConfig, TrainConfig
 from vitkit.world import World
 
-# Share of the measured matrix rate that training is assumed to reach: B/16 reaches 0.61 on an H200 (bf16, compiled,
-# docs/results/train_speed.json), small models less.
+# Assumed share of the measured matrix rate that training reaches. B/16 reaches 0.61 on an H200 (bf16, compiled,
+# docs/results/train_speed.json); small models reach less.
 SHARE = 0.4
 
 
@@ -31,7 +31,7 @@ class Estimate:
 
     parameters: int
     decoder_parameters: int
-    "Of them, those of masked autoencoding's decoder."
+    "How many of them belong to the decoder of masked autoencoding."
     exaflops: float
     rate: float
     "Operations per second of a large matrix product on this device."
@@ -39,15 +39,15 @@ class Estimate:
     flops_per_image: float
 
     def notes(self, duration: object, faster: str) -> list[Note]:
-        """Say it to people, with ways to shorten the run; `faster` is what speeds up each step, if anything does."""
+        """Return the estimate in words, with ways to shorten the run; `faster` is a way to speed up steps, or ''."""
         ways = [f"duration=... (now {duration})", "a smaller model (model.name=...)", "smaller images"]
         if self.decoder_parameters > self.parameters / 2:
             decoder = "objective.decoder_width, objective.decoder_depth"
             ways.insert(0, f"a smaller decoder ({decoder}), which has {self.decoder_parameters:,} parameters")
         cost = (
             f"cost: {self.parameters:,} parameters, {self.exaflops:.3g} exaFLOPs; "
-            f"estimated time: {time_in_words(self.seconds)} for steps alone ({self.rate / 1e12:,.2g} TFLOP/s measured, "
-            f"{SHARE:.0%} of it assumed)"
+            f"estimated time: {time_in_words(self.seconds)} for the steps only (assumes {SHARE:.0%} of "
+            f"{self.rate / 1e12:,.2g} TFLOP/s measured)"
         )
         return [
             Note(cost, "estimate"),
@@ -55,8 +55,11 @@ class Estimate:
         ]
 
 
-def introduction(config: TrainConfig, parts: RunParts, world: World) -> list[Note]:
-    """Say what will be trained on what, and what may surprise."""
+def introduction(config: TrainConfig, parts: RunParts, world: World, seconds: float) -> list[Note]:
+    """Return warnings about possible surprises, then one line on the model, its data and the length of the run.
+
+    A time below a minute is omitted: for such a short run it would be wrong, and the progress soon shows a better one.
+    """
     per_process = f" ({parts.loader.count} on each of {world.ranks} processes)" if world.ranks > 1 else ""
     what = f"{_model_in_words(config, parts)} on {config.data.train}: {counted(len(parts.source), 'image')}"
     if parts.class_names:
@@ -65,12 +68,13 @@ def introduction(config: TrainConfig, parts: RunParts, world: World) -> list[Not
         f"{counted(parts.periods.total, 'step')} of {config.batch_size:,} images{per_process}, "
         f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {world.device_name}"
     )
+    time = f"; roughly {time_in_words(seconds)}" if seconds >= 60 else ""
     surprises = (Note(line, "warning") for line in _surprises(config, parts))
-    return [Note(what, "data"), Note(length, "protocol"), *surprises]
+    return [*surprises, Note(f"{what}; {length}{time}", "summary")]
 
 
 def _model_in_words(config: TrainConfig, parts: RunParts) -> str:
-    """Return an untrained model's name with the settings that make it another: 'Ti/16 (patch 4, width 64)'."""
+    """Return an untrained model's name with the settings that change its shape: 'Ti/16 (patch 4, width 64)'."""
     name = config.model["name"]
     if is_trained(config, parts.inputs):
         return str(name)
@@ -79,39 +83,37 @@ def _model_in_words(config: TrainConfig, parts: RunParts) -> str:
 
 
 def _surprises(config: TrainConfig, parts: RunParts) -> Iterator[str]:
-    """Say what a user may not have meant."""
+    """Yield warnings about settings that the user may not have intended."""
     span, total = round(1 / (1 - config.average)) if config.average else 0, parts.periods.total
     if span > total / 3:
-        # A tenth of the run is short enough to leave the first, poor weights behind.
+        # A tenth of the run is short enough to exclude the first, poor weights.
         tenth = 1 - float(f"{10 / total:.1g}")
-        advice = (
-            f"average={tenth:g} reaches back a tenth of it" if total >= 20 else "average=null trains without"
-        )
+        advice = f"average={tenth:g} spans a tenth of it" if total >= 20 else "average=null turns it off"
         yield (
-            f"the average of weights reaches back about {span:,} steps, the run has {total:,}: "
-            f"the average will lag behind; {advice}"
+            f"the average of the weights spans about {span:,} steps and the run has {total:,}, "
+            f"so the average will lag behind; {advice}"
         )
     readers = {"shots": {"fewshot"}, "neighbours": {"knn"}, "data": {"fewshot", "probe", "knn"}}
     for name, evaluators in readers.items():
         is_changed = getattr(config.frozen, name) != getattr(FrozenConfig, name)
         if is_changed and not evaluators & set(config.frozen.evaluators):
-            yield f"frozen.{name} is read by {' and '.join(sorted(evaluators))}, which frozen.evaluators doesn't ask for"
+            yield f"frozen.{name} has no effect without {' or '.join(sorted(evaluators))} in frozen.evaluators"
     model = parts.model.config
     for step in parts.loader.pipeline.batch:
         if step.name == "randaugment" and (share := erased_share(model.size, **dict(step.arguments))):
             yield (
-                f"{step} leaves nothing of {share:.0%} of these images: its shifts and boxes are in pixels, made for "
-                "224x224; those of timm_randaugment(rand-m9-mstd0.5-inc1) follow the size"
+                f"{step} erases {share:.0%} of these images completely: its shifts and boxes are in pixels, for 224x224 "
+                "images; those of timm_randaugment(rand-m9-mstd0.5-inc1) scale with the image size"
             )
     if isinstance(model, ViTConfig | CompactConfig) and model.covered != model.size:
         seen, given = ("x".join(map(str, sides)) for sides in (model.covered, model.size))
-        yield f"patches of {model.stride} cover {seen} of the {given} pixels: the rest is not read"
+        yield f"patches of {model.stride} cover {seen} of the {given} pixels; the rest is ignored"
 
 
 def estimate(
     objective: Objective, images: int, device: torch.device, dtype: torch.dtype, processes: int
 ) -> Estimate:
-    """Return what training on so many images costs."""
+    """Return the cost of training on this many images."""
     cost = cost_of(objective.model.config)
     macs, parameters = objective.cost(cost.macs, cost.parameters)
     exaflops = training_exaflops(macs, images)
@@ -122,13 +124,13 @@ def estimate(
 
 
 def operations(model: ModelConfig, size: Size, *, trained: int, measured: int) -> float:
-    """Return the floating-point operations of so many images with and without a backward pass."""
+    """Return the floating-point operations for images with (`trained`) and without (`measured`) a backward pass."""
     macs = cost_of(replace(model, image_size=size)).macs
     return 2.0 * macs * (3 * trained + measured)  # a backward pass costs two forward ones
 
 
 def seconds_for(flops: float, device: torch.device) -> float:
-    """Return the likely time of so many operations, from a matrix product measured just now."""
+    """Return the likely time of this many operations, based on a matrix product measured now."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return flops / (matrix_rate(device, dtype) * SHARE)
 
@@ -139,7 +141,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) 
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     done, began = 0, 0.0
     for trial in range(10_000):
-        if trial == 2:  # warm
+        if trial == 2:  # after a warm-up
             wait(device)
             began = time.perf_counter()
         torch.mm(a, b)
@@ -153,7 +155,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) 
 
 
 def time_in_words(seconds: float) -> str:
-    """Return a duration as people say it."""
+    """Return a duration in words."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
@@ -161,7 +163,7 @@ def time_in_words(seconds: float) -> str:
 
 
 def wait(device: torch.device) -> None:
-    """Wait until a device has done what it was given."""
+    """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,4 +1,4 @@
-"""What a run says of itself while it trains: sums between lines, metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Logging of a run: sums between lines, metrics.jsonl, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ import torch
 from torch import Tensor
 
 from vitkit.notes import Note
+from vitkit.progress import Listener
 from vitkit.runs import RunFolder
 from vitkit.training.config import Tracker
 from vitkit.world import World
 
 
 class Totals:
-    """Sums of a step's metrics since the last line, on the device, so that no step waits for them."""
+    """Sums of the metrics since the last line, kept on the device so that no step waits for them."""
 
     def __init__(self, names: Sequence[str], world: World) -> None:
         self.names, self.world = tuple(names), world
-        self.sums = torch.zeros(len(names) + 1, device=world.device)  # the last one counts
+        self.sums = torch.zeros(len(names) + 1, device=world.device)  # the last one counts steps
         self.first_bad = torch.full((), -1, device=world.device, dtype=torch.int64)
 
     def add(self, step: int, values: Mapping[str, Tensor]) -> None:
-        """Count a step; the first whose values are not finite is remembered."""
+        """Add a step; remember the first one whose values are not finite."""
         row = torch.stack([values[name].detach().float() for name in self.names])
         self.sums[:-1] += row
         self.sums[-1] += 1
@@ -34,7 +35,7 @@ class Totals:
         self.first_bad = torch.where(is_first, step, self.first_bad)
 
     def bad_step(self) -> int | None:
-        """Return the first step whose loss or gradient was not finite on any process, if there was one."""
+        """Return the first step whose loss or gradient was not finite on some process, or None."""
         step = int(self.first_bad)
         if self.world.ranks > 1:
             steps = self.world.gather(torch.tensor([step]))
@@ -42,21 +43,21 @@ class Totals:
         return None if step < 0 else step
 
     def share(self) -> None:
-        """Give every process the mean of all sums: a checkpoint holds one process's, for any number of them."""
+        """Set every process's sums to the mean of all: a checkpoint holds only one, for any number of processes."""
         self.sums.copy_(self.world.sum(self.sums) / self.world.ranks)
 
     def take(self) -> dict[str, float]:
-        """Return the means over steps and processes, and begin anew."""
+        """Return the means over steps and processes, and reset the sums."""
         *sums, count = self.world.sum(self.sums).tolist()
         self.sums.zero_()
         return {name: total / max(1.0, count) for name, total in zip(self.names, sums, strict=True)}
 
 
 class Stopwatch:
-    """How long training takes and how fast its steps are, without the time that compilation takes.
+    """Measures how long training takes and how fast its steps are, without compilation.
 
-    A rate is of the steps since the last line, without measurements and checkpoints, and without steps in which
-    something was compiled: such a step takes a hundred times as long as the others.
+    A rate is over the steps since the last line, without evaluations and checkpoints, and without steps that compile:
+    these take about a hundred times as long.
     """
 
     def __init__(
@@ -67,31 +68,33 @@ class Stopwatch:
         warm_up: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """waited: seconds spent waiting for data so far. compilations: how many there were so far.
+        """Start the clock.
 
-        warm_up: first steps that count as compilation, whatever is compiled in them.
+        waited: returns the seconds spent waiting for data so far.
+        compilations: returns the number of compilations so far.
+        warm_up: number of first steps that always count as compilation.
         """
         self.batch_size, self.waited, self.compilations, self.clock = batch_size, waited, compilations, clock
         self.warm_up = warm_up
         self.start(0, 0.0)
 
     def start(self, step: int, seconds: float) -> None:
-        """Go on from a step that took so many seconds."""
+        """Resume at a step, after this many seconds of training."""
         self.earlier, self.began = seconds, self.clock()
         self.skip_to_now(step)
 
     @property
     def seconds(self) -> float:
-        """Training time so far, over all parts of the run."""
+        """Training time so far, including earlier parts of a resumed run."""
         return self.earlier + self.clock() - self.began
 
     def skip_to_now(self, step: int) -> None:
-        """Count steps from here: what was done since the last one was no training step."""
+        """Measure steps from now on: the time since the last step was not spent on training."""
         self.line_began = self.step_began = self.clock()
         self.line_step, self.line_waited, self.compiled = step, self.waited(), self.compilations()
 
     def stepped(self, wait: Callable[[], None]) -> float:
-        """End a step; return the seconds of one that compiled, for which the device is waited for, else 0."""
+        """End a step. If it compiled, wait for the device and return its seconds; otherwise return 0."""
         is_compiling = self.warm_up > 0 or self.compilations() > self.compiled
         self.warm_up = max(0, self.warm_up - 1)
         if is_compiling:
@@ -103,7 +106,7 @@ class Stopwatch:
         return took
 
     def line(self, step: int) -> dict[str, float]:
-        """Return the rate since the last line and the share of time spent waiting; nothing where no step counts."""
+        """Return the rate since the last line and the share of time spent waiting, or nothing if no step counts."""
         elapsed, steps, waited = self.clock() - self.line_began, step - self.line_step, self.waited()
         if steps < 1:
             return {}
@@ -114,44 +117,15 @@ class Stopwatch:
         }
 
 
-class Listener(Protocol):
-    """Someone who follows a run: a progress bar, plain lines."""
-
-    def note(self, line: Note) -> None:
-        """Hear something beside the metrics."""
-
-    def start(self, step: int, total: int) -> None:
-        """Hear that training goes on from a step."""
-
-    def stepped(self, step: int) -> None:
-        """Hear that a step is done."""
-
-    def metrics(self, line: Mapping[str, Any]) -> None:
-        """Hear a line of metrics.jsonl."""
-
-    def stop(self) -> None:
-        """Hear that training is over."""
-
-
-class Silent:
-    """A listener that says nothing."""
-
-    def note(self, line: Note) -> None: ...
-    def start(self, step: int, total: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def metrics(self, line: Mapping[str, Any]) -> None: ...
-    def stop(self) -> None: ...
-
-
 class Journal:
-    """Writes each line of metrics everywhere it goes; only the first process has a folder."""
+    """Writes each line of metrics to the folder, the listener and trackers; only the first process has a folder."""
 
     def __init__(self, folder: RunFolder | None, listener: Listener, trackers: Sequence[Tracker]) -> None:
         self.folder, self.listener, self.trackers = folder, listener, trackers
         self.sinks: list[Sink] = []
 
     def open(self, step: int) -> None:
-        """Begin after a step; trackers forget what came later, where they can."""
+        """Open the trackers after a step; they drop later steps, if they can."""
         if self.folder is not None:
             self.sinks = open_trackers(self.trackers, self.folder.path, step, self.listener)
 
@@ -193,7 +167,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run in Weights & Biases, resumed as the one that it was; a run begun anew is another."""
+    """A run in Weights & Biases. A resumed run keeps its id; a run that starts over gets a new one."""
 
     def __init__(self, folder: Path, step: int) -> None:
         import wandb
@@ -224,7 +198,7 @@ TRACKERS: dict[str, type[TensorBoard] | type[WeightsAndBiases]] = {
 
 
 def open_trackers(trackers: Sequence[Tracker], folder: Path, step: int, listener: Listener) -> list[Sink]:
-    """Return the trackers that can be had; for each other, one line says what it needs."""
+    """Return the trackers that can be opened; add a note for each one that can't."""
     sinks: list[Sink] = []
     for name in trackers:
         try:
@@ -233,7 +207,7 @@ def open_trackers(trackers: Sequence[Tracker], folder: Path, step: int, listener
             what = f"can't be used: {str(error).splitlines()[0]}"
             if isinstance(error, ImportError):
                 what = 'is not installed: pip install "vitkit[track]"'
-            listener.note(Note(f"{name} {what}; metrics go to metrics.jsonl", "warning"))
+            listener.note(Note(f"{name} {what}; metrics are only in metrics.jsonl", "warning"))
     return sinks
 
 

@@ -1,4 +1,4 @@
-"""The training loop: from a config to a run folder, killed anywhere and resumed without a trace."""
+"""The training loop. A run killed anywhere resumes with the same result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitkit.world import World
 
 
 def fit(config: TrainConfig, parts: RunParts, micro_batch: int, results: Results, world: World) -> bool:
-    """Train to the end and return True, or False after a request to stop."""
+    """Train to the end and return True, or return False after a stop request."""
     periods, totals = parts.periods, Totals(parts.objective.metric_names, world)
     start = resume(parts, totals, results)
     with listening() as stop:
@@ -41,7 +41,7 @@ def fit(config: TrainConfig, parts: RunParts, micro_batch: int, results: Results
                 results.evaluate(done)
             if done % periods.frozen == 0 or is_last:
                 results.measure_features(done)
-            stopped = world.any(bool(stop))
+            stopped = agree(parts, bool(stop), world)
             if done % periods.checkpoint == 0 or is_last or stopped:
                 require_finite(totals)
                 save(config, parts, totals, results, done)
@@ -50,10 +50,18 @@ def fit(config: TrainConfig, parts: RunParts, micro_batch: int, results: Results
     return True
 
 
+def agree(parts: RunParts, stop: bool, world: World) -> bool:
+    """Return whether any process was asked to stop; let all processes check the unreadable images found by any."""
+    is_stopped, has_bad = world.sum(torch.tensor([float(stop), float(len(parts.loader.new_bad))])).tolist()
+    if has_bad:
+        parts.loader.share_bad(world)
+    return bool(is_stopped)
+
+
 def train_step(
     config: TrainConfig, parts: RunParts, batch: Batch, step: int, micro_batch: int, world: World
 ) -> dict[str, Tensor]:
-    """Update the weights by one batch; return its metrics, on the device."""
+    """Update the weights with one batch; return its metrics, on the device."""
     count, values = parts.loader.count, dict[str, Tensor]()
     for start in range(0, count, micro_batch):
         part = {name: tensor[start : start + micro_batch] for name, tensor in batch.items()}
@@ -74,7 +82,7 @@ def train_step(
 
 
 def seed_model(seed: int, position: int, device: torch.device) -> None:
-    """Make dropout and stochastic depth a function of the seed and of the global place in the run."""
+    """Make dropout and stochastic depth a function of the seed and the global position in the run."""
     number = int(bits(seed, "model", np.array([position]))[0, 0]) >> 1
     torch.default_generator.manual_seed(number)
     if device.type != "cpu":
@@ -82,7 +90,7 @@ def seed_model(seed: int, position: int, device: torch.device) -> None:
 
 
 def require_finite(totals: Totals) -> None:
-    """Stop a run whose loss or gradient is no longer a number, before such weights are kept anywhere."""
+    """Stop a run whose loss or gradient is not finite, before its weights are saved."""
     if (step := totals.bad_step()) is not None:
         raise InputError(
             f"loss or gradient is not finite at step {step}; checkpoints from before it are kept. "
@@ -91,7 +99,7 @@ def require_finite(totals: Totals) -> None:
 
 
 def resume(parts: RunParts, totals: Totals, results: Results) -> int:
-    """Fill the state from the newest whole checkpoint, if there is one; return how many steps are done."""
+    """Restore the state from the newest intact checkpoint, if there is one; return the number of steps done."""
     found = checkpoints.latest(results.path / "checkpoints", results.listener.note)
     if found:
         make_memory(parts.optimizer)
@@ -101,7 +109,7 @@ def resume(parts: RunParts, totals: Totals, results: Results) -> int:
 
 
 def state_tensors(parts: RunParts, totals: Totals) -> dict[str, Any]:
-    """Return every tensor that a checkpoint holds, by name; they share memory with the run's own."""
+    """Return every tensor of a checkpoint by name; they share memory with the run's."""
     return {
         "objective": dict(parts.objective.state_dict()),
         "optimizer": memory_by_name(parts.optimizer, parts.objective),

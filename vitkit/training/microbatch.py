@@ -1,4 +1,4 @@
-"""How many images one forward pass takes: a step's share, cut into equal parts of whole mixing groups."""
+"""The size of micro-batches: a process's images of a step, split into equal parts of whole mixing groups."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vitkit.training.distributed import alone, gradients_stay
 from vitkit.training.optimizers import make_memory
 from vitkit.world import World
 
-SEARCHED = ("cuda",)  # devices that say when their memory is full
+SEARCHED = ("cuda",)  # devices that report running out of memory
 
 
 def choose(config: TrainConfig, parts: RunParts, folder: RunFolder | None, world: World) -> int | None:
-    """Return the images of one forward pass: as asked, or as kept with the run; None where they are to be found."""
+    """Return the images per forward pass, as set or as recorded with the run; None if the size has to be searched."""
     count, group = parts.loader.count, mixing_group(parts)
     if isinstance(config.micro_batch, int):
         return check(config.micro_batch, count, group)
@@ -31,19 +31,19 @@ def choose(config: TrainConfig, parts: RunParts, folder: RunFolder | None, world
 
 
 def mixing_group(parts: RunParts) -> int:
-    """Return how many neighbouring images a micro-batch must not part."""
+    """Return how many neighbouring images must stay in one micro-batch."""
     return parts.loader.group if parts.loader.pipeline.mix else 1
 
 
 def sizes(count: int, group: int) -> list[int]:
-    """Return the micro-batches that a process's share of a batch can be cut into, the largest first."""
+    """Return the sizes of micro-batches that a process's part of a batch can be split into, largest first."""
     return [
         count // parts for parts in range(1, count + 1) if count % parts == 0 and count // parts % group == 0
     ]
 
 
 def check(size: int, count: int, group: int) -> int:
-    """Return a micro-batch that was asked for, or say which ones there are."""
+    """Return the given micro-batch size, or raise InputError with the possible ones."""
     if size not in sizes(count, group):
         near = ", ".join(map(str, sizes(count, group)[:6]))
         raise InputError(
@@ -53,13 +53,14 @@ def check(size: int, count: int, group: int) -> int:
 
 
 def largest_that_fits(parts: RunParts, world: World) -> int:
-    """Return the largest micro-batch for which every process has enough memory; the parts can't be trained after it.
+    """Return the largest micro-batch for which every process has enough memory. The parts can't be trained afterwards.
 
-    Sizes grow until one fails, since FSDP2 delivers no gradients after a backward pass that failed. They are tried
-    uncompiled, for each would be compiled anew, and alone, so that no process waits for one that is out of memory.
+    Sizes grow until one fails, because FSDP2 gives no gradients after a failed backward pass. They are tried without
+    compilation, which would run for every size, and without communication, so that no process waits for one that is
+    out of memory.
     """
     found, batch = 0, parts.loader[0]
-    world.sum(torch.zeros(1, device=world.device))  # NCCL takes its memory when it is first used
+    world.sum(torch.zeros(1, device=world.device))  # NCCL allocates its memory on first use
     with alone(parts.forward), torch.compiler.set_stance("force_eager"):
         for size in reversed(sizes(parts.loader.count, mixing_group(parts))):
             if world.any(not fits(parts, batch, size)):
@@ -68,13 +69,13 @@ def largest_that_fits(parts: RunParts, world: World) -> int:
     if not found:
         raise InputError(
             "out of memory even with the smallest micro-batch: set activation_checkpointing=true, "
-            "or take a smaller model"
+            "or use a smaller model"
         )
     return found
 
 
 def fits(parts: RunParts, batch: Batch, size: int) -> bool:
-    """Say whether this process has enough memory for a micro-batch."""
+    """Return whether this process has enough memory for a micro-batch."""
     try:
         attempt(parts, batch, size)
         return True
@@ -83,7 +84,7 @@ def fits(parts: RunParts, batch: Batch, size: int) -> bool:
 
 
 def attempt(parts: RunParts, batch: Batch, size: int) -> None:
-    """Take the memory of a step: the second micro-batch runs beside the gradients of the first."""
+    """Use the memory of a step: the second micro-batch runs while the gradients of the first are kept."""
     if not parts.optimizer.state:
         make_memory(parts.optimizer)
     stop = min(2 * size, parts.loader.count)

@@ -1,4 +1,4 @@
-"""Pictures of self-supervised training: a few fixed images, as the model sees them and as it fills them in."""
+"""Pictures of self-supervised training: a few fixed images, the model's input, and its predictions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vitkit.data.sources.source import Source, Subset, spread
 from vitkit.errors import InputError
 from vitkit.files import written_whole
 from vitkit.notes import Note
+from vitkit.progress import Listener
 from vitkit.training.build import RunParts
 from vitkit.training.config import TrainConfig
-from vitkit.training.log import Listener
 from vitkit.world import World
 
 FOLDER = "pictures"
@@ -28,7 +28,7 @@ NUM_IMAGES = 4
 
 
 class Pictures:
-    """Draws the same images with the same choices every time; of a run's pictures the first and the last are kept."""
+    """Draws the same images with the same random choices every time. Only a run's first and last pictures are kept."""
 
     def __init__(
         self, config: TrainConfig, parts: RunParts, path: Path, listener: Listener, world: World
@@ -40,7 +40,7 @@ class Pictures:
         self.can_draw = True
 
     def draw(self, step: int) -> None:
-        """Write the picture of a step; each process takes part, since weights may be spread over them."""
+        """Write the picture of a step. Every process takes part, since weights may be sharded."""
         if not self.can_draw:
             return
         if self.images is None:
@@ -50,7 +50,7 @@ class Pictures:
                 self.listener.note(Note(f"no pictures: {error}", "warning"))
                 self.can_draw = False
                 return
-            self.listener.note(Note(f"pictures of what it learns: {self.path / FOLDER}"))
+            self.listener.note(Note(f"pictures of its predictions: {self.path / FOLDER}"))
         objective = self.parts.objective.eval()
         try:
             with torch.no_grad():
@@ -69,7 +69,7 @@ class Pictures:
             file.unlink()
 
     def read(self) -> tuple[Tensor, Draw]:
-        """Return images evenly spread over the source, with their choices; one that can't be read gives way to the next."""
+        """Return evenly spaced images of the source, with their random choices; the next image replaces an unreadable one."""
         found: dict[int, Tensor] = {}
         first = None
         for start, stop in pairwise([*spread(len(self.source), NUM_IMAGES).tolist(), len(self.source)]):
@@ -90,12 +90,13 @@ class Pictures:
             batch_size=1,
             device=self.world.device,
             workers=0,
+            bad_images="error",
         )
         return batch["image"]
 
 
 def cut_pictures(path: Path, step: int) -> None:
-    """Remove the pictures of later steps, as a run does that goes on from there."""
+    """Remove the pictures of later steps, for a run that resumes at `step`."""
     for file in drawn(path):
         if int(file.stem) > step:
             file.unlink()

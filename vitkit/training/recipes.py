@@ -1,11 +1,12 @@
-"""Recipes: one YAML file per published run, with its command, cost and result at the head; and how one is explained."""
+"""Recipes: one YAML file per published run, with its command, cost and result at the head. Also `--explain`."""
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,26 @@ from typing import Any
 import torch
 
 import vitkit
-from vitkit.config import check_settings, from_dict, meanings, merge, read_yaml, type_hints
+from vitkit.config import (
+    Change,
+    Changes,
+    as_changes,
+    check_settings,
+    from_dict,
+    meanings,
+    merge,
+    read_yaml,
+    type_hints,
+)
 from vitkit.errors import InputError, did_you_mean
 from vitkit.models.configs import ModelConfig
 from vitkit.models.names import SHAPE, model_config
+from vitkit.models.own import OWN
 from vitkit.results import Result
 from vitkit.runs import CONFIG, ROOT, read_config
 from vitkit.training.config import TrainConfig
 
-# Other words for settings.
+# Other names for settings, for suggestions.
 WORDS = {
     "lr": "optimizer.learning_rate",
     "wd": "optimizer.weight_decay",
@@ -32,22 +44,23 @@ WORDS = {
 FOLDER = Path(vitkit.__file__).parent / "recipes"
 
 
-def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
-    """Return the config of a recipe, by name or file, with `key=value` changes made.
+def resolve(recipe: str | os.PathLike[str], changes: Changes = ()) -> TrainConfig:
+    """Return the config of a recipe, by name or file, with changes applied.
 
-    objective=NAME is short for 'objective={name: NAME}', since settings of one objective mean nothing to another; and
-    model.name=NAME of another model drops the shape that the recipe gives its own, and what the other's family hasn't.
+    objective=NAME is short for 'objective={name: NAME}', since the settings of one objective don't apply to another.
+    model.name=NAME drops the recipe's settings of the model's shape, and those that the new model's family doesn't have.
     """
     path = find(recipe)
     settings = read_yaml(_text(path), path.name)
     if isinstance(settings.get("objective"), str):
         settings["objective"] = {"name": settings["objective"]}
-    whole = [re.sub(r"^objective=(\w+)$", r"objective={name: \1}", change) for change in changes]
-    for change in changes:
-        key, _, name = (part.strip() for part in change.partition("="))
-        if key == "model.name" and isinstance(settings.get("model"), dict):
-            settings["model"] = _for_name(settings["model"], name)
-    settings = merge(settings, whole)
+    made = as_changes(changes)
+    for place, change in enumerate(made):
+        if change.key == "objective" and isinstance(change.value, str):
+            made[place] = Change("objective", {"name": change.value})
+        if change.key == "model.name" and isinstance(settings.get("model"), dict):
+            settings["model"] = _for_name(settings["model"], str(change.value))
+    settings = merge(settings, made)
     for name in settings:
         if where := elsewhere(name):
             raise InputError(f"unknown setting {name!r} in the config; did you mean {where!r}?")
@@ -55,7 +68,9 @@ def resolve(recipe: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
 
 
 def _for_name(model: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a recipe's settings of its model for one of another name: without the shape that the new one stands for."""
+    """Return a recipe's model settings for another model name, without settings that the name fixes."""
+    if name.startswith(OWN):
+        return {}
     if name == model.get("name") or not any(key in model for key in SHAPE):
         return model
     kept = {key: value for key, value in model.items() if key not in SHAPE}
@@ -75,7 +90,7 @@ def _fits(family: type[ModelConfig], key: str, value: Any) -> bool:
 
 
 def elsewhere(name: str) -> str | None:
-    """Return the full name of a setting that was named without its section, or by another word."""
+    """Return the full name of a setting that is given without its section, or by another name."""
     if name in type_hints(TrainConfig):
         return None
     for section, hint in type_hints(TrainConfig).items():
@@ -84,7 +99,7 @@ def elsewhere(name: str) -> str | None:
     return WORDS.get(name)
 
 
-def find(recipe: str | Path) -> Path:
+def find(recipe: str | os.PathLike[str]) -> Path:
     """Return a recipe's file; an existing path wins over a name."""
     path = Path(recipe)
     if path.is_file():
@@ -96,14 +111,14 @@ def find(recipe: str | Path) -> Path:
         raise InputError(f"no such recipe file: {recipe}")
     if Path(ROOT, recipe, CONFIG).is_file():
         raise InputError(
-            f"{str(recipe)!r} is a run, no recipe: `vit train {Path(ROOT, recipe)}` goes on with it"
+            f"{str(recipe)!r} is a run, not a recipe: `vit train {Path(ROOT, recipe)}` resumes it"
         )
     hint = did_you_mean(str(recipe), names) or ";"
     raise InputError(f"unknown recipe {str(recipe)!r}{hint} `vit recipes` lists them all")
 
 
 def list_recipes(pattern: str = "*") -> list[dict[str, str]]:
-    """Return the recipes whose names match, each with what its head says of it."""
+    """Return the recipes whose names match, each with the fields of its head."""
     paths = [path for path in sorted(FOLDER.glob("*.yaml")) if fnmatch.fnmatchcase(path.stem, pattern)]
     if not paths:
         hint = did_you_mean(pattern, (path.stem for path in FOLDER.glob("*.yaml"))) or ";"
@@ -112,7 +127,7 @@ def list_recipes(pattern: str = "*") -> list[dict[str, str]]:
 
 
 def head(text: str) -> dict[str, str]:
-    """Return what the comment at a recipe's head says: its first line, then lines such as '# Result: ...'."""
+    """Return the fields of the comment at a recipe's head: its first line, then lines such as '# Result: ...'."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -149,18 +164,18 @@ class Setting(Result):
 
 @dataclass(frozen=True)
 class Explanation(Result):
-    """What `vit train --explain --json` prints."""
+    """The result of `explain`, as printed by `vit train --explain --json`."""
 
     recipe: str
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
 
 
-def explain(recipe: str | Path, changes: Sequence[str] = ()) -> Explanation:
-    """Return the settings of a recipe with `key=value` changes, or of a run, each with its meaning."""
+def explain(recipe: str | os.PathLike[str], changes: Changes = ()) -> Explanation:
+    """Return the settings of a recipe with changes applied, or of a run, each with its meaning."""
     if Path(recipe, CONFIG).is_file():
-        if changes:
-            raise InputError(f"a run has its own settings; to change some, explain its recipe: {changes[0]}")
+        if made := as_changes(changes):
+            raise InputError(f"the settings of a run can't be changed; explain its recipe instead: {made[0]}")
         config = from_dict(TrainConfig, read_config(recipe), f"{recipe}/{CONFIG}")
         notes = [f"run: {recipe}"]
     else:
@@ -172,7 +187,7 @@ def explain(recipe: str | Path, changes: Sequence[str] = ()) -> Explanation:
 
 
 def _model(config: TrainConfig, notes: list[str]) -> ModelConfig | None:
-    """Return the config of the model that the run builds, or None and a note where its start isn't there."""
+    """Return the config of the model that the run builds; if its weights can't be found, add a note and return None."""
     from vitkit.training.build import build_model, check_family
     from vitkit.weights.load import find_model
 
@@ -180,14 +195,14 @@ def _model(config: TrainConfig, notes: list[str]) -> ModelConfig | None:
     try:
         is_trained = find_model(name).path is not None
     except InputError as error:
-        if not re.search(r"^/|[.~:@]", name):  # what every MODEL with weights has, and no name
+        if not re.search(r"^/|[.~:@]", name):  # only a MODEL with weights has these characters
             raise
-        notes.append(f"model: the settings given alone, without those of its start: {error}")
+        notes.append(f"model: only the given settings are shown, because its weights can't be found: {error}")
         return None
     check_family(config)
     # Only the data knows the number of classes.
     settings = {key: value for key, value in config.model.items() if key != "num_classes"}
-    with torch.device("cpu" if is_trained else "meta"):  # an untrained model needs no numbers here
+    with torch.device("cpu" if is_trained else "meta"):  # an untrained model needs no values here
         return build_model(dataclasses.replace(config, model=settings), ())[0].config
 
 
@@ -204,8 +219,8 @@ def _rows(config: Any, prefix: str, model: ModelConfig | None) -> Iterator[Setti
 
 
 def _model_rows(given: dict[str, Any], model: ModelConfig | None) -> Iterator[Setting]:
-    yield Setting("model.name", given["name"], "Any MODEL; trained weights are the start.")
-    meaning = "Whether a trained model gets a new head even for the classes that it knows."
+    yield Setting("model.name", given["name"], "Any MODEL; training starts from its weights, if it has any.")
+    meaning = "Whether a trained model gets a new head even if the classes are the same."
     yield Setting("model.new_head", given.get("new_head", False), meaning)
     if model is None:
         for name, value in given.items():

@@ -1,4 +1,4 @@
-"""What a run leaves behind: lines of metrics, measurements, and the model folders, verified and repaired on resume."""
+"""The results of a run: metrics, evaluations, and model folders, which are verified and repaired on resume."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.evaluation.held_out import Classification
 from vitkit.files import digest
 from vitkit.notes import Note
+from vitkit.progress import Listener
+from vitkit.results import as_json
 from vitkit.runs import Evaluated, RunFolder, cut_metrics, read_metrics
-from vitkit.training.build import RunParts
+from vitkit.training.build import RunParts, is_trained
 from vitkit.training.checkpoints import on_first_rank
 from vitkit.training.config import TrainConfig
 from vitkit.training.distributed import whole
 from vitkit.training.estimate import Estimate
 from vitkit.training.graphs import WARM
-from vitkit.training.log import Journal, Listener, Stopwatch, Totals
+from vitkit.training.log import Journal, Stopwatch, Totals
 from vitkit.training.pictures import Pictures, cut_pictures
-from vitkit.weights.folder import Stored, fill_folder, replacing
+from vitkit.weights.folder import Origin, Stored, fill_folder, replacing
 from vitkit.weights.load import read_model
 from vitkit.world import World
 
-# Metrics by which the best weights are chosen, of which a measurement has one.
+# Metrics that select the best weights. An evaluation has one of them.
 BEST = ("accuracy", "mean_average_precision")
-# The files that a model folder is known by.
+# The files that identify a model folder's content.
 FILES = ("config.json", "model.safetensors")
 
 
 class Results:
-    """Keeps time and writes results; every process calls it, the first one writes."""
+    """Measures time and writes results. Every process calls it; the first one writes."""
 
     def __init__(
         self,
@@ -52,9 +55,11 @@ class Results:
         self.config, self.parts, self.path, self.folder = config, parts, path, folder
         self.listener, self.world, self.cost = listener, world, cost
         self.journal = Journal(folder, listener, config.track)
-        self.models = KeptModels(parts, path, folder, world)
+        self.models = KeptModels(config, parts, path, folder, world)
         self.best: Evaluated | None = None
-        "Of the weights that model/ holds where they are selected by it."
+        "The best evaluation: that of the weights in model/, if these are selected by it."
+        self.evaluation: Mapping[str, Any] = {}
+        "The line of the last evaluation."
         self.started = self.done = 0
         self.watch = Stopwatch(
             parts.loader.batch_size,
@@ -63,10 +68,10 @@ class Results:
             warm_up=WARM + 1 if config.compile == "graphs" else int(config.compile),
         )
         self.pictures = Pictures(config, parts, path, listener, world) if not parts.class_names else None
-        self.dtype = parts.objective.dtype  # shards (FSDP2) cast by themselves
+        self.dtype = parts.objective.dtype  # FSDP2 casts by itself
 
     def start(self, step: int, state: Mapping[str, Any]) -> None:
-        """Resume from a checkpoint's step; lines of later steps are forgotten, damaged models are written again."""
+        """Resume from a checkpoint's step: drop lines of later steps, and write damaged models again."""
         self.started = self.done = step
         if self.folder:
             cut_metrics(self.path, step)
@@ -81,10 +86,10 @@ class Results:
         self.watch.start(step, state.get("seconds", 0.0))
         self.listener.start(step, self.parts.periods.total)
         if self.pictures and not step:
-            self.pictures.draw(step)  # what it makes of them untrained
+            self.pictures.draw(step)  # predictions of the untrained model
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beside tensors, the metrics that it stands for made durable before it."""
+        """Return what a checkpoint holds in addition to tensors. Metrics up to this step are synced to disk first."""
         if self.folder:
             self.folder.sync()
         return {
@@ -95,7 +100,7 @@ class Results:
         }
 
     def stepped(self, done: int) -> None:
-        """Count a step; the time of one that compiled is kept apart."""
+        """Count a step; the time of compiling steps is recorded separately."""
         self.done = done
         if (seconds := self.watch.stepped(self._wait)) and self.folder:
             environment = self.folder.record["environment"]
@@ -123,7 +128,7 @@ class Results:
             self.folder.update(step=done, seconds=self.watch.seconds)
 
     def evaluate(self, done: int) -> None:
-        """Measure the weights, and the averaged ones beside them; keep the best model."""
+        """Evaluate the weights, and the averaged ones if there are any; keep the best model."""
         evaluator, average, split = self.parts.evaluator, self.parts.average, self.parts.evaluated
         if self.pictures:
             self.pictures.draw(done)
@@ -139,19 +144,20 @@ class Results:
             with average.applied():
                 for name, value in evaluator.run(self.parts.model, self.dtype).items():
                     line[f"{chosen}/{name}"] = value
+        self.evaluation = line
         metric = next((f"{chosen}/{name}" for name in BEST if f"{chosen}/{name}" in line), None)
         is_best = metric is not None and self._is_best(line[metric])
         if metric is not None and is_best:
             self.best = Evaluated(metric, line[metric], done)
             if self.config.select == "best":
-                self.models.write("model", done, averaged=average is not None)
+                self._write("model", done, averaged=average is not None)
         self.journal.write({**line, "seconds": self.watch.seconds})
         if self.folder and self.best and is_best:
             self.folder.update(best=self.best.to_json())
         self.watch.skip_to_now(done)
 
     def measure_features(self, done: int) -> None:
-        """Measure the frozen features of the weights that are kept, if that is asked for."""
+        """Evaluate the frozen features of the weights that model/ will hold, if requested."""
         if not self.parts.frozen:
             return
         line: dict[str, Any] = {"step": done, "epoch": done / self.parts.periods.per_epoch}
@@ -164,35 +170,46 @@ class Results:
         self.watch.skip_to_now(done)
 
     def saved(self, done: int) -> None:
-        """Say how far a checkpoint reaches."""
+        """Record the step of a checkpoint."""
         if self.folder:
-            self.folder.update(step=done, seconds=self.watch.seconds)
+            unreadable = as_json(self.parts.unreadable)
+            self.folder.update(step=done, seconds=self.watch.seconds, unreadable=unreadable)
         self.watch.skip_to_now(done)
 
     def finish(self, is_done: bool) -> None:
-        """Write the weights as they are now, of a stopped run too, and the run's status."""
-        if self.folder and not is_done:  # who stopped it may not wait for long
+        """Write the current weights, also for a stopped run, and the run's status."""
+        if self.folder and not is_done:  # first, because the process may be killed soon
             self.folder.update(status="stopped", step=self.done, seconds=self.watch.seconds)
         has_trained = self.done > self.started
         if not self._selects_best:
             averaged = self.parts.average is not None
-            self.models.write("model", self.done, averaged, unless_held=not has_trained)
-        self.models.write("model-last", self.done, averaged=False, unless_held=not has_trained)
+            self._write("model", self.done, averaged, unless_held=not has_trained)
+        self._write("model-last", self.done, averaged=False, unless_held=not has_trained)
         if self.folder and is_done:
             self.folder.update(status="done", step=self.done, seconds=self.watch.seconds)
         self.listener.stop()
+
+    def _write(self, name: str, step: int, averaged: bool, unless_held: bool = False) -> None:
+        """Write a model folder; its card has the evaluation of this step, if there is one."""
+        result, measured = "", self.parts.inputs.measured
+        split = f"{self.parts.evaluated}_ema" if averaged else self.parts.evaluated
+        if self.evaluation.get("step") == step and measured is not None:
+            for metric in BEST:
+                if (value := self.evaluation.get(f"{split}/{metric}")) is not None:
+                    result = result_in_words(metric, value, measured)
+        self.models.write(name, step, averaged, unless_held, result)
 
     @property
     def _selects_best(self) -> bool:
         return self.config.select == "best" and isinstance(self.parts.evaluator, Classification)
 
     def _damaged(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the model folders to write again from the checkpoint, and say so."""
+        """Return the model folders to write again from the checkpoint, and add a note for each."""
         found = []
         for name in ("model", "model-last"):
             is_best = name == "model" and self._selects_best
             held = self.models.held(name, state)
-            if held and is_best and 0 <= held.step <= self.done:  # others than the best, after a repair
+            if held and is_best and 0 <= held.step <= self.done:  # after a repair these may not be the best
                 self.best = self._best_until_now(state, held.step)
             if held or not (self.models.was_written(name, state) or (is_best and self.best)):
                 continue
@@ -207,7 +224,7 @@ class Results:
         return found
 
     def _best_until_now(self, state: Mapping[str, Any], step: int | None = None) -> Evaluated | None:
-        """Return the best measurement, or that of a step: as the checkpoint says, else as the metrics do."""
+        """Return the best evaluation, or that of a step: from the checkpoint, else from the metrics."""
         known = Evaluated(**state["best"]) if state.get("best") else None
         if known and step in (None, known.step):
             return known
@@ -223,9 +240,9 @@ class Results:
         return max(found, key=lambda best: (best.value, best.step), default=None)
 
     def _is_best(self, value: float) -> bool:
-        """Say whether no earlier measurement was better, as the first process knows.
+        """Return whether no earlier evaluation was better, as known to the first process.
 
-        Of equals the later is better: on few images accuracy is soon at its top, and the loss still falls.
+        Of equals, the later is better: on few images accuracy soon reaches its maximum while the loss still falls.
         """
         return self.world.any(self.folder is not None and (self.best is None or value >= self.best.value))
 
@@ -236,27 +253,33 @@ class Results:
 
 @dataclass(frozen=True)
 class KeptModel:
-    """Which weights a model folder holds."""
+    """The weights that a model folder holds."""
 
     step: int
     sha256: str
-    "Of its config and its weights."
+    "Checksum of its config and weights."
 
 
 class KeptModels:
-    """Writes model folders and knows what they hold; every process calls it, the first one writes.
+    """Writes model folders and keeps track of their content. Every process calls it; the first one writes.
 
-    run.json lists the digests of the last two writes of each folder, the newest first: a kill can come between the
-    record and the swap of folders, and then the older one is in place. A checkpoint has the list as it was then.
+    run.json lists the digests of the last two writes of each folder, newest first: if the process is killed after the
+    record is written but before the folders are swapped, the older one is still in place. A checkpoint has a copy of
+    the list.
     """
 
-    def __init__(self, parts: RunParts, path: Path, folder: RunFolder | None, world: World) -> None:
+    def __init__(
+        self, config: TrainConfig, parts: RunParts, path: Path, folder: RunFolder | None, world: World
+    ) -> None:
         self.parts, self.path, self.folder, self.world = parts, path, folder, world
+        self.start = str(config.model["name"]) if is_trained(config, parts.inputs) else ""
 
-    def write(self, name: str, step: int, averaged: bool, unless_held: bool = False) -> None:
-        """Write the weights as they are now; each process takes part, since weights may be spread over them.
+    def write(
+        self, name: str, step: int, averaged: bool, unless_held: bool = False, result: str = ""
+    ) -> None:
+        """Write the current weights. Every process takes part, since weights may be sharded.
 
-        unless_held: a folder that holds them already stays.
+        unless_held: don't write a folder that already holds them. result: their evaluation in words, for the model card.
         """
         if unless_held and on_first_rank(lambda: (held := self.held(name)) is not None and held.step == step):
             return
@@ -272,15 +295,19 @@ class KeptModels:
         known = self.folder.record["models"]
         with replacing(self.path / name, force=True) as new:
             multi_label = self.parts.source.is_multi_label and getattr(self.parts.objective, "sigmoid", False)
-            stored = Stored(model.config, self.parts.preprocessing, self.parts.class_names, multi_label)
+            source, command = self.parts.source, self.folder.record["command"]
+            origin = Origin(self.start, source.data_name, len(source), result, command)
+            stored = Stored(
+                model.config, self.parts.preprocessing, self.parts.class_names, multi_label, origin=origin
+            )
             fill_folder(new, stored, weights)
             entry = asdict(KeptModel(step, folder_digest(new)))
             self.folder.update(models={**known, name: [entry, *known.get(name, [])[:1]]})
 
     def held(self, name: str, state: Mapping[str, Any] = MappingProxyType({})) -> KeptModel | None:
-        """Return what a folder holds, if it is whole: known by its digest, or, of an older run, readable.
+        """Return what a folder holds, if it is intact: its digest is known, or (for an older run) it is readable.
 
-        state: what the checkpoint says, from which the run resumes.
+        state: the state of the checkpoint from which the run resumes.
         """
         known = self._known(name, state)
         try:
@@ -293,7 +320,7 @@ class KeptModels:
         return next((entry for entry in known if entry.sha256 == found), None)
 
     def was_written(self, name: str, state: Mapping[str, Any]) -> bool:
-        """Say whether a folder should be there."""
+        """Return whether a folder should exist."""
         return bool(self._known(name, state))
 
     def _known(self, name: str, state: Mapping[str, Any]) -> list[KeptModel]:
@@ -302,8 +329,13 @@ class KeptModels:
         return [KeptModel(**entry) for entries in lists for entry in entries]
 
 
+def result_in_words(metric: str, value: float, measured: Source) -> str:
+    """Return a metric in words, with the images that it was measured on."""
+    return f"{metric.replace('_', ' ')} {value:.2%} on {measured.data_name}, {len(measured):,} images"
+
+
 def folder_digest(folder: Path) -> str:
-    """Return what tells the config and weights of a model folder from others."""
+    """Return a checksum of the config and weights of a model folder."""
     return hashlib.sha256("".join(digest(folder / name) for name in FILES).encode()).hexdigest()
 
 

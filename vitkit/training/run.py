@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
 import torch
 
-from vitkit.config import from_dict, merge, to_dict
+from vitkit.config import Changes, as_changes, from_dict, merge, to_dict
+from vitkit.data.decode import decode
+from vitkit.data.open import Data, named_data
 from vitkit.data.sources.source import Source, fingerprint
 from vitkit.data.spec import as_spec
 from vitkit.data.splits import counted
-from vitkit.data.threads import Unreadable
+from vitkit.data.threads import Unreadable, work_through
+from vitkit.data.unreadable import skipped_notes
+from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.notes import Note
-from vitkit.predictor import Predictor, choose_device
-from vitkit.results import Result, from_json
+from vitkit.predictor import AnyModel, Predictor, choose_device, named_model
+from vitkit.progress import Listener, Silent, following
+from vitkit.results import Result, as_json, from_json
 from vitkit.runs import (
     CONFIG,
     FREE,
     ROOT,
     Evaluated,
     RunFolder,
+    accepts_data,
+    data_facts,
     named_path,
     read_config,
     read_metrics,
@@ -40,17 +46,18 @@ from vitkit.runs import (
     run_name,
     speed,
 )
+from vitkit.runs.folder import flatten
+from vitkit.settings import DataSettings, ModelSection, TrainSettings
 from vitkit.training import microbatch
 from vitkit.training.build import Inputs, RunParts, build, compute_dtype
 from vitkit.training.checkpoints import on_first_rank
 from vitkit.training.config import TrainConfig
 from vitkit.training.estimate import estimate, introduction
-from vitkit.training.log import Listener, Silent
 from vitkit.training.loop import fit
 from vitkit.training.pictures import drawn
 from vitkit.training.recipes import resolve
 from vitkit.training.results import Results
-from vitkit.weights.load import LoadedModel, paths_in
+from vitkit.weights.load import paths_in
 from vitkit.world import World, join_world
 
 
@@ -77,62 +84,87 @@ class TrainResult(Result):
     pool: str | None
     unreadable: tuple[Unreadable, ...]
 
+    _leads = ("status", "step", "steps", "best", "seconds", "run", "model")
+    _tables = ("metrics",)
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        return png_files(self.pictures)
+
 
 def train(
-    recipe: str | Path,
-    changes: Sequence[str] = (),
+    recipe: str | os.PathLike[str],
+    changes: Changes = (),
     *,
-    model: str | Predictor | None = None,
-    data: str | Source | None = None,
-    evaluate: str | Source | None = None,
-    run: str | None = None,
+    model: AnyModel | ModelSection | None = None,
+    data: Data | DataSettings | None = None,
+    evaluate: Data | None = None,
+    run: str | os.PathLike[str] | None = None,
     device: str = "auto",
     force: bool = False,
+    accept: str | Sequence[str] = (),
+    progress: bool = True,
     listener: Listener | None = None,
+    **settings: Unpack[TrainSettings],
 ) -> TrainResult | None:
-    """Train a recipe with `key=value` changes, or resume a run; return what `vit train --json` prints.
+    """Train a recipe with other settings, or resume a run; return what `vit train --json` prints.
 
-    model, data, evaluate: for model.name, data.train and data.evaluate of the recipe, as strings or as what
-    `vitkit.load` and `vitkit.open_data` return; the model itself stays as it is.
+    settings: those of TrainConfig, as in `duration="2ep", optimizer={"learning_rate": 1e-3}`. A mapping changes only
+    what it names.
+    changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as texts,
+    `["optimizer.learning_rate=1e-3"]`.
+    model, data, evaluate: for model.name, data.train and data.evaluate of the recipe, as strings, paths or objects: what
+    `vitkit.load`, `wrap`, `create_model` and `open_data` return, or PyTorch data sets. A copy of the model is trained. As
+    mappings, model and data are settings of these sections, as in `model={"stochastic_depth": 0.1}`.
     run: name of the run folder in runs/, or a path; by default the recipe's name and a hash of its config.
     force: start over, deleting the existing run.
+    accept: "data" resumes a run whose training data has gained or lost images.
+    progress: False shows none. listener: follows the run instead of a progress bar.
     Started by torchrun, all processes but the first return None.
     """
-    changes = [changes] if isinstance(changes, str) else changes
-    given = {"model.name": model, "data.train": data, "data.evaluate": evaluate}
-    changes = [*changes, *(f"{key}={_named(value)}" for key, value in given.items() if value is not None)]
+    given: dict[str, Any] = {}
+    if isinstance(model, Mapping):
+        given["model"] = model
+    elif model is not None:
+        model, given["model.name"] = named_model(model)
+    if isinstance(data, Mapping):
+        given["data"] = data
+    elif data is not None:
+        data, given["data.train"] = named_data(data)
+    if evaluate is not None:
+        evaluate, given["data.evaluate"] = named_data(evaluate)
+    made = as_changes(changes, {**given, **settings})
     inputs = Inputs(
         data if isinstance(data, Source) else None,
         evaluate if isinstance(evaluate, Source) else None,
-        _as_loaded(model) if isinstance(model, Predictor) else None,
+        model.as_loaded() if isinstance(model, Predictor) else None,
     )
     if Path(recipe, CONFIG).is_file():
-        for change in changes:
-            if change.partition("=")[0].strip() not in FREE:
+        own = read_config(recipe)
+        known = flatten(own)
+        for change in made:
+            if change.key not in FREE and known.get(change.key, change) != change.value:
                 raise InputError(
                     f"a run resumes with its own settings, not with {change}; to change some, train its recipe "
                     "as another run"
                 )
         if run is not None:
             raise InputError(f"{recipe} is a run and resumes where it is: leave out --run {run}")
-        settings = merge(read_config(recipe), changes)
-        path, config = Path(recipe), from_dict(TrainConfig, settings, f"{recipe}/{CONFIG}")
+        path, config = Path(recipe), from_dict(TrainConfig, merge(own, made), f"{recipe}/{CONFIG}")
     else:
-        config = resolve(recipe, changes)
+        config = resolve(recipe, made)
         path = run_path(config, run)
-    return train_config(config, path, inputs=inputs, device=device, force=force, listener=listener)
-
-
-def _named(value: str | Source | Predictor) -> str:
-    """Return the string that a config has for a source or a model."""
-    if isinstance(value, Source):
-        return value.data_name
-    return value.spec if isinstance(value, Predictor) else value
-
-
-def _as_loaded(predictor: Predictor) -> LoadedModel:
-    """Return what `vitkit.load` returned as the start of a run."""
-    return LoadedModel(predictor.model, predictor.preprocessing, predictor.class_names, predictor.name)
+    with following(progress, listener) as follower:
+        result = train_config(
+            *(config, path),
+            inputs=inputs,
+            device=device,
+            force=force,
+            accept_data=accepts_data(accept),
+            listener=follower,
+        )
+        for line in skipped_notes(result.unreadable) if result is not None else ():
+            follower.note(line)
+        return result
 
 
 def train_config(
@@ -142,11 +174,13 @@ def train_config(
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     device: str = "auto",
     force: bool = False,
+    accept_data: bool = False,
     listener: Listener | None = None,
 ) -> TrainResult | None:
     """Train a config in a run folder, from where it stands.
 
     inputs: sources that are open and the model that is loaded already, for what the config names.
+    accept_data: whether a run resumes whose training data has gained or lost images.
     """
     with join_world(choose_device(device)) as world:
         listener = listener if listener and world.is_first else Silent()
@@ -161,7 +195,7 @@ def train_config(
         on_first_rank(open_folder)
         try:
             with folder or nullcontext():
-                return _train(config, path, inputs, folder, world, listener)
+                return _train(config, path, inputs, folder, accept_data, world, listener)
         finally:
             listener.stop()
 
@@ -171,12 +205,15 @@ def _train(
     path: Path,
     inputs: Inputs,
     folder: RunFolder | None,
+    accept_data: bool,
     world: World,
     listener: Listener,
 ) -> TrainResult | None:
-    parts = build(config, world, inputs)
+    num_images = on_first_rank(lambda: folder.began_with if folder else None)
+    parts = build(config, world, inputs, num_images)
 
-    def take_folder() -> None:
+    def take_folder() -> dict[int, Unreadable]:
+        found: dict[int, Unreadable] = {}
         if folder:
             folder.clear()  # not before the new run can be built
             measured = parts.inputs.measured
@@ -185,17 +222,27 @@ def _train(
                 "measured": identity(measured, measured.class_names) if measured else {},
             }
             changes = list(_other_than_before(folder.record, now, world))
-            folder.check_data(now["data"])
+            folder.check_data(now["data"], accept=accept_data)
             folder.update(measured=now["measured"])
             for line in changes:
                 listener.note(Note(line, "warning"))
+            if not was_done:
+                images = {entry["image"] for entry in folder.record["unreadable"]}
+                found = still_unreadable(parts.source, images)
+        return found
 
-    on_first_rank(take_folder)
+    was_done = on_first_rank(lambda: folder is not None and folder.is_done)
+    skipped = on_first_rank(take_folder)
+    parts.loader.skipped.add(skipped)
     images = parts.periods.total * config.batch_size
     cost = estimate(parts.objective, images, world.device, compute_dtype(config, world.device), world.ranks)
     faster = "a GPU" if world.device.type != "cuda" else "" if config.compile else "compile=true"
     for line in dict.fromkeys(
-        (*parts.notes, *introduction(config, parts, world), *cost.notes(config.duration, faster))
+        (
+            *parts.notes,
+            *cost.notes(config.duration, faster),
+            *introduction(config, parts, world, cost.seconds),
+        )
     ):
         listener.note(line)
     micro_batch = microbatch.choose(config, parts, folder, world)
@@ -205,10 +252,13 @@ def _train(
         del parts
         gc.collect()
         torch.cuda.empty_cache()
-        parts = build(config, world, opened)  # with the weights of a run that searched for nothing
+        parts = build(
+            config, world, opened, num_images
+        )  # with the weights of a run that searched for nothing
+        parts.loader.skipped.add(skipped)
     if folder:
         folder.update(
-            command=folder.record["command"] or command_line(world),
+            command=folder.record["command"] or command_line(world.ranks),
             environment={**folder.record["environment"], **environment(world)},
             cost={"parameters": cost.parameters, "exaflops": cost.exaflops},
             micro_batch=micro_batch,
@@ -219,18 +269,9 @@ def _train(
         results.finish(is_done)
     finally:
         results.journal.close()
-    measured = () if parts.evaluator is None else (parts.evaluator,)
-    bad = {
-        where: reason
-        for part in (parts.loader, *measured, *parts.frozen)
-        for where, reason in part.bad.items()
-    }
-    unreadable = world.collect(bad)
-    if unreadable:
-        listener.note(Note(f"{counted(len(unreadable), 'image')} could not be read, left out:", "warning"))
-        for where, reason in unreadable.items():
-            listener.note(Note(f"  {where}: {reason}", "warning"))
-    return summary(path, parts, unreadable) if world.is_first else None
+    if folder and not was_done:
+        folder.update(unreadable=as_json(parts.unreadable))
+    return summary(path, parts) if world.is_first else None
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +279,7 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     return to_dict(from_dict(TrainConfig, settings, CONFIG))
 
 
-def run_path(config: TrainConfig, run: str | None) -> Path:
+def run_path(config: TrainConfig, run: str | os.PathLike[str] | None) -> Path:
     """Return the folder of a run, whose own name leaves open what may change on the way (FREE)."""
     if run is not None:
         return named_path(run)
@@ -249,16 +290,18 @@ def run_path(config: TrainConfig, run: str | None) -> Path:
 def identity(source: Source, class_names: Sequence[str]) -> dict[str, str | int]:
     """Return what tells a run's data from another's: how many images, which classes, and its fingerprint.
 
-    Other images or classes are refused on resume. Another fingerprint is only said: files that were copied anew have
-    other times.
+    Training data with another number of images, unless that is accepted, or with other classes is refused on resume.
+    Another fingerprint is only a warning, since copied files have other times.
     """
-    names = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:16]
-    return {
-        "images": len(source),
-        "classes": len(class_names),
-        "class_names": names,
-        "fingerprint": fingerprint(source, labelled=bool(class_names)),
-    }
+    printed = fingerprint(source, labelled=bool(class_names))
+    return {**data_facts(len(source), class_names), "fingerprint": printed}
+
+
+def still_unreadable(source: Source, images: Collection[str]) -> dict[int, Unreadable]:
+    """Return those images, of which an earlier part of the run says that they can't be read, that still can't."""
+    places = [index for index in range(len(source)) if source.where(index) in images] if images else []
+    looked = work_through(source, np.array(places, np.int64), lambda picture: decode(picture).shape)
+    return {index: found for index, found in looked if isinstance(found, Unreadable)}
 
 
 def _other_than_before(
@@ -293,14 +336,14 @@ def _other_than_before(
         )
 
 
-def command_line(world: World) -> str:
+def command_line(ranks: int = 1) -> str:
     """Return the command that runs this process, as people type it."""
     program, *arguments = sys.argv
     words = ["vit", *arguments] if Path(program).name in ("__main__.py", "vit") else sys.argv
-    if world.ranks > 1:
+    if ranks > 1:
         words = [
             "torchrun",
-            f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', world.ranks)}",
+            f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', ranks)}",
             "-m",
             "--",
         ]
@@ -322,7 +365,7 @@ def environment(world: World) -> dict[str, str | int]:
     }
 
 
-def summary(path: Path, parts: RunParts, unreadable: Mapping[str, str]) -> TrainResult:
+def summary(path: Path, parts: RunParts) -> TrainResult:
     """Return the run in short: its record, and the last value of each metric."""
     last: dict[str, float | None] = {}
     lines = read_metrics(path)
@@ -347,5 +390,5 @@ def summary(path: Path, parts: RunParts, unreadable: Mapping[str, str]) -> Train
         pictures=tuple(str(file) for file in drawn(path)),
         classes=len(parts.class_names),
         pool=getattr(parts.model.config, "pool", None),
-        unreadable=tuple(Unreadable(*entry) for entry in unreadable.items()),
+        unreadable=tuple(Unreadable(**entry) for entry in record.get("unreadable", ())),
     )

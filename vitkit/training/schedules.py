@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step; and durations as people write them: 500 (steps), '10ep', '5%'."""
+"""The learning rate as a pure function of the step, and durations: 500 (steps), '10ep', '5%'."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORM = re.compile(
     r"(?P<amount>[0-9]{1,15}(?:\.[0-9]{1,15})?) *(?P<unit>epochs?|ep|%)|(?P<steps>[0-9]{1,15})"
 )
 
-# What each schedule reads beside its warm-up; any other setting that is given is refused.
+# The settings that each schedule reads, in addition to its warm-up. Other settings are refused.
 READS: dict[str, tuple[str, ...]] = {
     "cosine": ("end", "cooldown", "warmup_inside"),
     "linear": ("end", "cooldown", "warmup_inside"),
@@ -52,50 +52,50 @@ def split_duration(duration: Duration, what: str = "a duration") -> tuple[Fracti
 def parse_duration(
     text: Duration, steps_per_epoch: float, total_steps: int | None = None, what: str = "a duration"
 ) -> int:
-    """Return a duration in whole steps: the nearest, halves up, and at least 1 unless it is 0.
+    """Return a duration in steps, rounded to the nearest (halves up), and at least 1 unless it is 0.
 
-    The length of the run itself is resolved without `total_steps`, and can't be a share.
+    Without `total_steps`, as for the length of the run itself, it can't be a share of the run.
     """
     amount, unit = split_duration(text, what)
     if unit == "epochs":
         amount *= Fraction(steps_per_epoch)
     elif unit == "%":
         if total_steps is None:
-            raise InputError(f"{what} is {text!r}; the length of a run is given in steps or epochs")
+            raise InputError(f"{what} is {text!r}; the length of a run must be in steps or epochs")
         amount *= Fraction(total_steps, 100)
     return max(int(amount > 0), int(amount + Fraction(1, 2)))
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate moves from step to step; its peak belongs to the optimiser."""
+    """How the learning rate changes over the run; its peak is a setting of the optimiser."""
 
     name: Literal["cosine", "linear", "rsqrt", "step", "constant"] = "cosine"
     "Shape after the warm-up: half a cosine, a straight line, base / sqrt(1 + steps / timescale), tenfold drops (step), or flat (constant)."
     warmup: Duration = 0
-    "Length of the linear rise at the start."
+    "Length of the linear warm-up."
     warmup_from: NotNegative = 0.0
     "Learning rate at step 0 of the warm-up."
     warmup_inside: bool = False
-    "Whether cosine and linear fall from step 0 on, the warm-up hiding their beginning, as timm's do; otherwise from its end on."
+    "Whether cosine and linear decay from step 0, so that the warm-up replaces their start, as in timm. By default they decay from the end of the warm-up."
     end: NotNegative = 0.0
-    "Learning rate that cosine and linear reach."
+    "Final learning rate of cosine and linear."
     cooldown: Duration = 0
-    "Last stretch of the run: rsqrt falls linearly to 0 in it, cosine and linear have reached `end` and stay there."
+    "Length of the last part of the run: rsqrt decays linearly to 0 in it; cosine and linear stay at `end`."
     timescale: Duration = 10_000
-    "Time after which rsqrt has fallen by a factor of sqrt(2)."
+    "Time in which rsqrt decays by a factor of sqrt(2)."
     drops: tuple[Duration, ...] = ("30%", "60%", "90%")
-    "Steps, counted from 0, after which the schedule 'step' divides the learning rate by 10; the step named is the last before the drop."
+    "Steps, counted from 0, after which the schedule 'step' divides the learning rate by 10. Each is the last step before a drop."
 
     def __post_init__(self) -> None:
         if self.name not in READS:
             raise InputError(f"schedule is {self.name!r}; expected one of {', '.join(READS)}")
         for name in ("end", "cooldown", "timescale", "drops", "warmup_inside"):
             if name not in READS[self.name] and getattr(self, name) != getattr(ScheduleConfig, name):
-                raise InputError(f"{name} has no meaning for schedule {self.name!r}: leave it out")
+                raise InputError(f"{name} does not apply to schedule {self.name!r}: remove it")
         for name in ("warmup_from", "warmup_inside"):
             if getattr(self, name) > 0 and not split_duration(self.warmup, "warmup")[0]:
-                raise InputError(f"{name} has no meaning without a warm-up: set warmup, or leave it out")
+                raise InputError(f"{name} does not apply without a warm-up: set warmup, or remove it")
         for name in ("warmup", "cooldown", "timescale"):
             split_duration(getattr(self, name), name)
         for drop in self.drops:
@@ -108,10 +108,11 @@ class ScheduleConfig:
 def build_schedule(
     config: ScheduleConfig, base: float, total: int, steps_per_epoch: float
 ) -> Callable[[int], float]:
-    """Return the function from a step, counted from 0, to the learning rate of its update.
+    """Return the function from a step, counted from 0, to its learning rate.
 
-    With a warm-up, step 0 gives `warmup_from` (so 0 by default: the first update changes nothing), and step
-    `warmup` is the first at `base`, or where the shape is by then. From step `total` on, the rate is the one that the schedule ends at.
+    With a warm-up, step 0 has `warmup_from` (by default 0, so the first update changes nothing). Step `warmup` is the
+    first at `base` or, with `warmup_inside`, at the decay's value there. From step `total` on, the rate stays at its final
+    value. Layer decay scales the rate for each group of parameters (`optimizers`).
     """
 
     def steps(name: str, duration: Duration) -> int:
@@ -137,7 +138,7 @@ def build_schedule(
             case "linear":
                 return config.end + (base - config.end) * (1.0 - progress)
             case "rsqrt":
-                # Needs no end: a run can be cooled down from any step of a longer one (Zhai et al., Scaling ViT).
+                # Has no fixed end: a cooldown can start from any step of a longer run (Zhai et al., Scaling ViT).
                 rate = base / math.sqrt(1.0 + (step - warmup) / timescale)
                 return rate * min(1.0, max(0, total - step) / cooldown) if cooldown else rate
             case "step":

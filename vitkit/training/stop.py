@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and a closed terminal ask a run to stop after its step; a second Ctrl-C stops it at once."""
+"""SIGTERM, Ctrl-C and a closed terminal stop a run after the current step; a second Ctrl-C stops it at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether someone asked the run to stop, and how."""
+    """Whether the run was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.by: signal.Signals | None = None
@@ -27,22 +27,22 @@ class StopRequest:
 
 
 def listened() -> StopRequest | None:
-    """Return the request that signals go to now, if any."""
+    """Return the request that currently handles signals, if any."""
     owner = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
     return owner if isinstance(owner, StopRequest) else None
 
 
 def obey(*_: object) -> None:
-    """Interrupt work that is no training, and tells of its progress by calling this, where it was asked to stop."""
+    """Interrupt other work than training if it was asked to stop; pass this as its progress callback."""
     if listened():
         raise KeyboardInterrupt
 
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Turn the signals into requests, where this is the main thread; their old meaning comes back at the end.
+    """Turn signals into a stop request, if this is the main thread; the old handlers are restored at the end.
 
-    Inside another `listening` it is that one's request: who asked in one part of the work asked for all of it.
+    Nested calls share the outer stop request.
     """
     outer = listened()
     if outer is not None or threading.current_thread() is not threading.main_thread():

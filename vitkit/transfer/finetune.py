@@ -2,50 +2,64 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-import torch
-
-from vitkit.config import Bounds, merge
-from vitkit.data.open import Data
+from vitkit.config import Bounds, Change, Changes, as_changes, from_dict, merge, to_dict
+from vitkit.data.open import Data, named_data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.sources.source import Source
 from vitkit.data.spec import as_spec
-from vitkit.data.splits import counted
+from vitkit.data.threads import Unreadable, opened_data
+from vitkit.data.unreadable import skipped_notes
 from vitkit.errors import InputError
+from vitkit.evaluation.measured import Predictions
 from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.run import Evaluation, evaluate
-from vitkit.files import folder_written_whole
-from vitkit.notes import Kind, Note
-from vitkit.predictor import Predictor, choose_device
+from vitkit.evaluation.temperature import Calibration, FittedTemperature
+from vitkit.models.own import OWN
+from vitkit.notes import Kind, Note, worded
+from vitkit.predictor import AnyModel, choose_device, named_model
+from vitkit.progress import Listener, Silent, following
 from vitkit.results import Result, from_json
-from vitkit.runs import CONFIG, RECORD, ROOT, RunFolder, named_path, read_config, read_record, run_name
-from vitkit.training.build import Inputs, build
+from vitkit.runs import (
+    CONFIG,
+    FREE,
+    RECORD,
+    ROOT,
+    RunFolder,
+    accepts_data,
+    binding,
+    data_facts,
+    named_path,
+    read_config,
+    read_record,
+    run_name,
+)
+from vitkit.runs.folder import flatten
+from vitkit.settings import FinetuneSettings
 from vitkit.training.config import TrainConfig
-from vitkit.training.estimate import seconds_for, time_in_words, wait
-from vitkit.training.graphs import WARM
-from vitkit.training.log import Listener, Silent
-from vitkit.training.loop import train_step
-from vitkit.training.run import train_config
+from vitkit.training.results import result_in_words
+from vitkit.training.run import command_line, train_config
 from vitkit.training.stop import listening, obey
+from vitkit.transfer.calibrate import write_calibrated
 from vitkit.transfer.head import fit_head
+from vitkit.transfer.outlook import RunLeft, settle_steps
 from vitkit.transfer.plan import Plan, TrainDev, make_plan
-from vitkit.transfer.protocols import QUICK_EPOCHS, part_changes
-from vitkit.weights.load import paths_in
-from vitkit.world import World, check_alone
+from vitkit.transfer.protocols import part_changes
+from vitkit.weights.folder import Origin
+from vitkit.weights.load import own_module, paths_in
+from vitkit.world import check_alone
 
 HEAD_ALONE = "the fitted head alone"
-TRIALS = 2
-"Steps whose time a quick run's length is settled by."
-SAID: tuple[Kind, ...] = ("data", "model", "untrained", "protocol", "estimate", "advice")
+SAID: tuple[Kind, ...] = ("summary", "data", "model", "untrained", "protocol", "estimate", "advice")
 "What a plan says of all its runs, so that none of them says it again."
 
 
@@ -58,6 +72,9 @@ class FinetuneRequest(Result):
     changes: tuple[str, ...] = ()
     sweep: Literal["lr"] | None = None
     seeds: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "changes", tuple(as_changes(self.changes)))
 
 
 @dataclass(frozen=True)
@@ -103,8 +120,21 @@ class FinetuneResult(Result):
     device_hours: float = 0.0
     evaluation: Evaluation | None = None
     "Of the first seed."
+    calibration: Calibration | None = None
+    "Of the first seed, with the temperature that its model's head is divided by; None where none was fitted."
     notes: tuple[str, ...] = ()
     sweep_results: tuple[TriedRate, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+    "Images that were skipped, of train, of what it chose by and of what is reported on."
+
+    _leads = (
+        *("status", "accuracy", "mean_average_precision", "std", "values", "measured_on"),
+        *("protocol", "kept", "steps", "seconds", "run", "model"),
+    )
+    _tables = ("sweep_results",)
+
+    def _pictures(self) -> Iterable[tuple[str, bytes]]:
+        return () if self.evaluation is None else self.evaluation._pictures()
 
     def to_json(self) -> dict[str, Any]:
         document = super().to_json()
@@ -126,6 +156,9 @@ class ProtocolRun:
     batch_size: int
     learning_rate: float
     image_size: tuple[int, int]
+    divided: FittedTemperature | None
+    "The temperature that the head is divided by already."
+    unreadable: tuple[Unreadable, ...]
 
 
 class NestedRun:
@@ -146,36 +179,76 @@ class NestedRun:
 
 
 def finetune(
-    model: str | os.PathLike[str] | Predictor,
-    data: Data,
-    changes: Sequence[str] = (),
+    model: AnyModel | None = None,
+    data: Data | None = None,
+    /,
+    changes: Changes = (),
     *,
+    evaluate: Data | None = None,
     sweep: str | None = None,
     seeds: int = 1,
-    run: str | None = None,
+    run: str | os.PathLike[str] | None = None,
     device: str = "auto",
     force: bool = False,
+    accept: str | Sequence[str] = (),
+    progress: bool = True,
     listener: Listener | None = None,
+    **settings: Unpack[FinetuneSettings],
 ) -> FinetuneResult:
     """Fine-tune a model on new data; the same call again resumes.
 
-    changes: `key=value`, settings of TransferConfig and of TrainConfig.
+    settings: those of TransferConfig and of TrainConfig, as in `minutes=3, optimizer={"learning_rate": 1e-3}`. A mapping
+    changes only what it names; `model={"stochastic_depth": 0.1}` and `data={"workers": 4}` are such sections too.
+    changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as texts, `["minutes=3"]`.
+    evaluate: DATA to report on, the setting data.evaluate; by default the data's own test split, else val.
     sweep: "lr" tries the protocol's learning rates on a part of train, then trains on all of train with the best.
     seeds: how often the last run is done, with seeds 0, 1, ...; the result is their mean and deviation.
+    run: name of the run folder in runs/, or a path; by default names of model and data and a hash of what was asked.
+    force: start over, deleting the existing run.
+    accept: "data" resumes a fine-tuning whose training data has gained or lost images.
+    progress: False shows none. listener: follows the run instead of a progress bar.
     """
+    given: dict[str, Any] = {**settings}
+    model, data = arguments("finetune", model, data, given)
+    made = as_changes(changes, given)
     if sweep not in (None, "lr"):
         raise InputError(f"sweep is {sweep!r}; expected lr")
-    named = model.spec if isinstance(model, Predictor) else os.fspath(model)
-    asked = data.data_name if isinstance(data, Source) else str(data)
-    request = FinetuneRequest(named, asked, tuple(changes), "lr" if sweep else None, seeds)
-    return run_finetuning(
-        request,
-        lambda: make_plan(model, data, changes, device, sweep is not None),
-        finetuning_path(request) if run is None else named_path(run),
-        device=device,
-        force=force,
-        listener=listener,
-    )
+    model, named = named_model(model)
+    train, asked = named_data(data)
+    measured = None
+    if evaluate is not None:
+        test, text = named_data(evaluate)
+        made.append(Change("data.evaluate", text))
+        measured = test if isinstance(test, Source) else None
+    rates: Literal["lr"] | None = "lr" if sweep else None
+    request = FinetuneRequest(named, asked, tuple(made), rates, seeds)
+    with following(progress, listener) as follower:
+        result = run_finetuning(
+            request,
+            lambda: make_plan(model, train, made, device, sweep is not None, measured),
+            finetuning_path(request) if run is None else named_path(run),
+            device=device,
+            force=force,
+            accept_data=accepts_data(accept),
+            listener=follower,
+        )
+        for line in skipped_notes(result.unreadable):
+            follower.note(line)
+        return result
+
+
+def arguments(verb: str, model: Any, data: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """Return a verb's MODEL and DATA, also where they are given by name, next to settings of the same names.
+
+    As keyword arguments, `model` and `data` are sections of settings, which are mappings.
+    """
+    given = {"model": model, "data": data}
+    for name, value in given.items():
+        if value is None and name in settings and not isinstance(settings[name], Mapping):
+            given[name] = settings.pop(name)
+        if given[name] is None:
+            raise TypeError(f"{verb}() needs a {name}, as in vitkit.{verb}('Ti/16', './photos')")
+    return given["model"], given["data"]
 
 
 def run_finetuning(
@@ -185,9 +258,13 @@ def run_finetuning(
     *,
     device: str = "auto",
     force: bool = False,
+    accept_data: bool = False,
     listener: Listener | None = None,
 ) -> FinetuneResult:
-    """Carry out a request in its folder; `make` returns its plan, and is not called for one that is finished."""
+    """Carry out a request in its folder; `make` returns its plan, and is not called for one that is finished.
+
+    The caller says which images were skipped: what it asks for may be several such requests.
+    """
     Bounds(at_least=1).check("seeds", request.seeds)
     check_alone("finetune runs in one process; several share the work by seeds or data sets, one --run each")
     listener = listener or Silent()
@@ -195,18 +272,27 @@ def run_finetuning(
     try:
         with (
             listening(),
-            RunFolder(path, request.to_json(), kind="finetune", force=force, keeps=reads) as folder,
+            RunFolder(
+                path,
+                request.to_json(),
+                kind="finetune",
+                force=force,
+                keeps=reads,
+                complete=lambda known: from_json(FinetuneRequest, known).to_json(),
+            ) as folder,
         ):
             if folder.record["status"] == "done":
                 listener.note(Note(f"{path} is already finished; --force starts over", "progress"))
                 return from_json(FinetuneResult, folder.record)
             plan = make()
             folder.clear()  # not before the new one is known to be possible
+            facts = data_facts(plan.num_images, plan.whole.train.class_names)
+            folder.check_data(facts, accept=accept_data)
             folder.update(status="running", message="")
             for note in plan.notes:
                 listener.note(note)
             with keeping_what_was_trained(path):
-                result = run_plan(plan, path, request, device, listener)
+                result = run_plan(plan, path, request, device, listener, accept_data)
             folder.update(**result.to_json())
             return result
     except KeyboardInterrupt:
@@ -232,18 +318,31 @@ def data_paths(request: FinetuneRequest) -> list[Path]:
 
 
 def run_plan(
-    plan: Plan, path: Path, request: FinetuneRequest, device: str, listener: Listener
+    plan: Plan,
+    path: Path,
+    request: FinetuneRequest,
+    device: str,
+    listener: Listener,
+    accept_data: bool = False,
 ) -> FinetuneResult:
     """Do the sweep, if any, then the last run with each seed."""
+    once = partial(run_once, plan, device=device, accept_data=accept_data)
     trials = {rate: path / "sweep" / f"{rate:g}" for rate in (plan.rule.grid if plan.tuning else ())}
     last = [path / f"seed-{seed}" for seed in range(request.seeds)]
-    left = sum(not is_done(folder) for folder in (*trials.values(), *last))
-    steps = settle_steps(plan, path, device, listener, runs=left)
+    left = [
+        RunLeft(plan.tuning, False, steps_done(folder))
+        for folder in trials.values()
+        if plan.tuning and not is_done(folder)
+    ]
+    left += [RunLeft(plan.whole, True, steps_done(folder)) for folder in last if not is_done(folder)]
+    steps = settle_steps(plan, left, path, choose_device(device), listener)
     within = NestedRun(listener, SAID)
     tried: list[TriedRate] = []
+    skipped: list[Unreadable] = []
     for rate, folder in trials.items():
         assert plan.tuning and plan.tuning.dev
-        found = run_once(plan, plan.tuning, folder, device, within, steps, rate)
+        found = once(plan.tuning, folder, listener=within, steps=steps, rate=rate)
+        skipped += found.unreadable
         assert found.dev_accuracy is not None
         tried.append(TriedRate(rate, found.dev_accuracy, found.seconds, found.kept))
         text = f"learning rate {rate:g}: {found.dev_accuracy:.2%} on {plan.tuning.dev.data_name}"
@@ -256,15 +355,55 @@ def run_plan(
     runs: list[ProtocolRun] = []
     evaluations: list[Evaluation] = []
     for seed, folder in enumerate(last):
-        found = run_once(plan, plan.whole, folder, device, within, steps, best, base + seed, head_alone)
-        out = path / "evaluation" if seed == 0 else None
-        evaluations.append(
-            evaluate(found.model, plan.measured, device=device, out=out, force=True, progress=obey)
+        found = once(
+            *(plan.whole, folder),
+            listener=within,
+            steps=steps,
+            rate=best,
+            seed=base + seed,
+            head_alone=head_alone,
         )
         runs.append(found)
-    with folder_written_whole(path / "model") as part:
-        shutil.copytree(runs[0].model, part, dirs_exist_ok=True)
-    return summarise(plan, path, request, runs, evaluations, tried)
+        if seed == 0:
+            evaluation, calibration = keep_model(plan, path, request, found, device, listener)
+        else:
+            model = plan.open_model(found.model, device)
+            evaluation = evaluate(
+                model, plan.measured, device=device, bad_images=plan.bad_images, progress=obey
+            )
+        evaluations.append(evaluation)
+        skipped += (*found.unreadable, *evaluation.unreadable)
+    unreadable = still_there(plan, skipped)
+    return summarise(plan, path, request, runs, evaluations, tried, calibration, unreadable)
+
+
+def keep_model(
+    plan: Plan, path: Path, request: FinetuneRequest, found: ProtocolRun, device: str, listener: Listener
+) -> tuple[Evaluation, Calibration | None]:
+    """Write a run's model, calibrated, and measure it; return what the temperature changed, if there is one."""
+    own = own_module(plan.start.loaded)
+    kept = write_calibrated(found.model, path / "model", plan.held_out, device, found.divided, own)
+    if kept.why_not:
+        listener.note(Note(kept.why_not, "progress"))
+    predictions: list[Predictions] = []
+    evaluation = evaluate(
+        plan.open_model(str(kept.path), device),
+        plan.measured,
+        device=device,
+        bad_images=plan.bad_images,
+        out=path / "evaluation",
+        force=True,
+        progress=obey,
+        predicted=predictions.append,
+    )
+    return evaluation, kept.measure(predictions[0], plan.test, origin_of(plan, request, evaluation))
+
+
+def still_there(plan: Plan, unreadable: Sequence[Unreadable]) -> tuple[Unreadable, ...]:
+    """Return each image once, without those that were removed since an earlier part of the work met them."""
+    sources = filter(None, (plan.whole.train, plan.whole.dev, plan.measured)) if unreadable else ()
+    there = {source.where(index) for source in sources for index in range(len(source))}
+    return tuple(dict.fromkeys(entry for entry in unreadable if entry.image in there))
 
 
 def choose_rate(tried: Sequence[TriedRate], listener: Listener) -> float:
@@ -294,8 +433,12 @@ def run_once(
     rate: float | None = None,
     seed: int = 0,
     head_alone: bool = False,
+    accept_data: bool = False,
 ) -> ProtocolRun:
-    """Do the protocol once in a folder of its own, or its head alone; a request to stop is a KeyboardInterrupt."""
+    """Do the protocol once in a folder of its own, or its head alone; a request to stop is a KeyboardInterrupt.
+
+    accept_data: whether a run resumes whose data has gained or lost images.
+    """
     changes = [] if rate is None else [f"optimizer.learning_rate={rate}"]
     changes.append(f"seed={seed}")
     settings: dict[str, Any] = {} if steps is None else {"duration": steps}
@@ -307,19 +450,31 @@ def run_once(
         settings["model"] = {**fitted, "name": str(head.path)}
         inputs = plan.inputs(data, head.loaded)
     config = plan.config(data, changes, **settings)
+    if (
+        accept_data and (path / "run" / CONFIG).is_file()
+    ):  # what follows from the number of images stays as it was
+        config = resumed_config(path / "run", config)
     size = parse_pipeline(config.data.pipeline).size or plan.start.config.size
+
+    unreadable = head.unreadable if head else ()
 
     def made(model: Path, kept: str, accuracy: float | None, seconds: float, steps: int) -> ProtocolRun:
         rate = config.optimizer.learning_rate
-        return ProtocolRun(str(model), kept, accuracy, seconds, steps, config.batch_size, rate, size)
+        divided = head.temperature if head and kept == HEAD_ALONE else None
+        return ProtocolRun(
+            *(str(model), kept, accuracy, seconds, steps, config.batch_size, rate, size, divided, unreadable)
+        )
 
     if head and head_alone:
         return made(head.path, HEAD_ALONE, head.accuracy, head.seconds, 0)
-    found = train_config(config, path / "run", inputs=inputs, device=device, listener=listener)
+    found = train_config(
+        config, path / "run", inputs=inputs, device=device, accept_data=accept_data, listener=listener
+    )
     assert found is not None  # one process
     if found.status != "done":
         raise KeyboardInterrupt
     obey()
+    unreadable += found.unreadable
     weights = "weights" if config.average is None else "average of weights"
     chosen, kept, accuracy = path / "run" / "model", f"{weights} of step {found.steps}", None
     if data.dev is not None:
@@ -337,61 +492,29 @@ def run_once(
     return made(chosen, kept, accuracy, seconds, found.steps)
 
 
+def resumed_config(run: Path, config: TrainConfig) -> TrainConfig:
+    """Return the config of a run that has begun, with the settings of another that may change on resume."""
+    leaves = flatten(to_dict(config))
+    changes = [f"{name}={json.dumps(leaves[name])}" for name in FREE]
+    return from_dict(TrainConfig, merge(read_config(run), changes), str(run / CONFIG))
+
+
 def is_done(path: Path) -> bool:
     """Say whether a run in a folder of its own has trained to its end."""
     return (path / "run" / RECORD).is_file() and read_record(path / "run")["status"] == "done"
 
 
-def settle_steps(plan: Plan, path: Path, device: str, listener: Listener, runs: int) -> int | None:
-    """Return how many steps of a quick run fit its time; None where the length is given. Say how long all will take.
-
-    A fine-tuning that has begun keeps its number.
-    """
-    on = choose_device(device)
-    if plan.has_duration:
-        if runs:
-            words = time_in_words(seconds_for(plan.operations(runs), on))
-            listener.note(
-                Note(f"estimated time: {words} in all on {on.type}: {counted(runs, 'run')}", "estimate")
-            )
-            listener.note(Note("shorter: duration=STEPS, image_size=PIXELS, a smaller MODEL", "advice"))
-        return None
-    for begun in sorted(path.glob(f"*/**/run/{CONFIG}")):
-        return int(read_config(begun.parent)["duration"])
-    config = plan.config(plan.whole, duration=1000)
-    listener.note(Note("timing a few steps", "progress"))
-    step = seconds_per_step(config, plan.inputs(plan.whole), on)
-    images = len(plan.whole.train)
-    most = max(1, QUICK_EPOCHS * images // config.batch_size)
-    steps = max(2, min(most, int(plan.minutes * 60 / step)))  # the first of a warm-up changes nothing
-    shares = {
-        "features": plan.head_first * images / config.batch_size * step / 3,  # forward only
-        f"{counted(steps, 'step')} of {config.batch_size} images": steps * step,
-    }
-    listed = " and ".join(
-        f"{time_in_words(seconds)} for {what}" for what, seconds in shares.items() if seconds
-    )
-    if runs > 1:
-        listed = f"{time_in_words(runs * sum(shares.values()))} in all: {runs} runs, each {listed}"
-    epochs = steps * config.batch_size / images
-    listener.note(Note(f"estimated time: {listed} ({step:.2g} s a step, {epochs:.1f} epochs)", "estimate"))
-    return steps
+def steps_done(path: Path) -> int:
+    """Return how far a run in a folder of its own has trained."""
+    return int(read_record(path / "run")["step"]) if (path / "run" / RECORD).is_file() else 0
 
 
-def seconds_per_step(config: TrainConfig, inputs: Inputs, device: torch.device) -> float:
-    """Return how long a step of a run takes once it is warm: data, both passes and the update."""
-    world = World(0, 1, device)
-    parts = build(config, world, inputs)
-    size = config.micro_batch if isinstance(config.micro_batch, int) else config.batch_size
-    warm = WARM if config.compile == "graphs" else 0
-    began = 0.0
-    for step, batch in enumerate(parts.loader.steps(0, warm + 1 + TRIALS)):
-        train_step(config, parts, batch, step, size, world)
-        if step == warm:
-            wait(device)
-            began = time.perf_counter()
-    wait(device)
-    return (time.perf_counter() - began) / TRIALS
+def origin_of(plan: Plan, request: FinetuneRequest, evaluation: Evaluation) -> Origin:
+    """Return what the card of the model says: its data, its start, what was measured of it."""
+    metric = "mean_average_precision" if plan.is_multi_label else "accuracy"
+    result = result_in_words(metric, getattr(evaluation, metric), plan.measured)
+    learned = plan.whole.train
+    return Origin(request.model, learned.data_name, len(learned), result, command_line())
 
 
 def summarise(
@@ -401,17 +524,21 @@ def summarise(
     runs: Sequence[ProtocolRun],
     evaluations: Sequence[Evaluation],
     tried: Sequence[TriedRate],
+    calibration: Calibration | None,
+    unreadable: tuple[Unreadable, ...],
 ) -> FinetuneResult:
     """Return the result of all seeds; details are the first's."""
     metric = "mean_average_precision" if plan.is_multi_label else "accuracy"
     values = [getattr(evaluation, metric) for evaluation in evaluations]
     mean, std = mean_and_spread(values)
     seconds = sum(run.seconds for run in runs) + sum(rate.seconds for rate in tried)
-    first, notes = runs[0], [str(note) for note in plan.notes]
+    first, notes = runs[0], [*map(worded, plan.notes), plan.summary]
     if len(runs) > 1 and all(run.kept == HEAD_ALONE for run in runs):
         notes.append(
             "the fitted head was kept for every seed, which is the same each time: there is no spread"
         )
+    notes += skipped_notes(unreadable)
+    learned = opened_data(plan.whole.train)
     return FinetuneResult(
         request=request,
         status="done",
@@ -421,8 +548,8 @@ def summarise(
         protocol=plan.protocol,
         rule=plan.rule.origin,
         departures=plan.departures,
-        train_images=plan.num_images,
-        test_images=len(plan.measured),
+        train_images=plan.num_images - sum(entry.data == learned for entry in unreadable),
+        test_images=evaluations[0].images,
         measured_on=plan.test,
         kept=first.kept,
         learning_rate=first.learning_rate,
@@ -437,14 +564,17 @@ def summarise(
         seconds=seconds,
         device_hours=seconds / 3600,
         evaluation=evaluations[0],
+        calibration=calibration,
         notes=tuple(notes),
         sweep_results=tuple(tried),
+        unreadable=unreadable,
     )
 
 
 def finetuning_path(request: FinetuneRequest) -> Path:
     """Return where a fine-tuning without a name lives: by its model, its data and a hash of what was asked."""
-    model, data = request.model, re.split(r"[:\[]", request.data.removeprefix("hf-hub:"))[0]
+    model, data = request.model.removeprefix(OWN), re.split(r"[:\[]", request.data.removeprefix("hf-hub:"))[0]
     model = model.partition("@")[0] if "@" in model else Path(model).name if Path(model).exists() else model
     name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "", word) or "model" for word in (model, Path(data).name))
-    return Path(ROOT, run_name(f"finetune-{name}", request.to_json()))
+    settings = {**request.to_json(), "changes": binding(request.changes)}
+    return Path(ROOT, run_name(f"finetune-{name}", settings))

@@ -12,18 +12,24 @@ import torch
 from torch import Tensor
 
 from vitkit.data.sources.source import Source
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule
 from vitkit.evaluation.features import frozen_features
 from vitkit.evaluation.probe import Probe
+from vitkit.evaluation.temperature import FittedTemperature
 from vitkit.files import write_file
 from vitkit.models.model import HEAD, Model
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, choose_device
+from vitkit.progress import Listener
+from vitkit.results import as_json, from_json
+from vitkit.runs import CONFIG, data_facts
 from vitkit.training.build import Inputs, build_model
 from vitkit.training.config import TrainConfig
-from vitkit.training.log import Listener
 from vitkit.training.stop import obey
 from vitkit.weights.convert import save
-from vitkit.weights.load import LoadedModel, load_model
+from vitkit.weights.folder import Origin
+from vitkit.weights.load import LoadedModel, load_model, own_module
 
 FITTED = "fitted.json"
 
@@ -37,6 +43,10 @@ class FittedHead:
     accuracy: float | None
     "On the images to choose by."
     seconds: float
+    temperature: FittedTemperature | None = None
+    "That its weights are divided by; None in folders of earlier versions."
+    unreadable: tuple[Unreadable, ...] = ()
+    "Images that were skipped."
 
 
 def fit_head(
@@ -44,35 +54,56 @@ def fit_head(
 ) -> FittedHead:
     """Fit a logistic regression on the features of a run's model and write the model with it as its head, once.
 
-    dev: images to choose by, if there are any.
+    dev: images to choose by, if there are any. A head that was fitted on another number of images is fitted again,
+    unless a run has started from it.
     """
-    if (path / FITTED).is_file():
-        known = json.loads((path / FITTED).read_text(encoding="utf-8"))
-        return FittedHead(path, load_model(path), known["accuracy"], known["seconds"])
     assert inputs.train is not None
     began = time.perf_counter()
     names = inputs.train.class_names
+    data = data_facts(len(inputs.train), names)
+    if (path / FITTED).is_file():
+        known = json.loads((path / FITTED).read_text(encoding="utf-8"))
+        if known.get("data", data) == data or (path.parent / "run" / CONFIG).is_file():
+            skipped = tuple(Unreadable(**entry) for entry in known.get("unreadable", ()))
+            temperature = known.get("temperature")
+            divided = None if temperature is None else from_json(FittedTemperature, temperature)
+            module = None if inputs.start is None else own_module(inputs.start)
+            loaded = load_model(path, module=module)
+            return FittedHead(path, loaded, known["accuracy"], known["seconds"], divided, skipped)
+        (path / FITTED).unlink()  # a model folder alone is replaced
     model, preprocessing, _ = build_model(config, names, inputs.start)
     predictor = Predictor(model, preprocessing, (), device=choose_device(device))
     progress = FeatureNotes(listener)
-    train = frozen_features(predictor, inputs.train, progress=progress)
+    rule = BadImageRule(config.data.bad_images, "setting")
+    train = frozen_features(predictor, inputs.train, progress=progress, bad_images=rule)
     listener.note(Note(f"features of {len(train.labels):,} images; fitting the head", "progress"))
     probe = Probe().fit(train.x, train.labels)
     if not probe.converged_:
         text = f"the head did not converge in {probe.n_iter_:,} iterations; it is a start nonetheless"
         listener.note(Note(text, "warning"))
-    accuracy = None
+    accuracy, unreadable = None, [*train.bad.values()]
     if dev is not None:
-        chosen_by = frozen_features(predictor, dev, progress=progress)
+        chosen_by = frozen_features(predictor, dev, progress=progress, bad_images=rule)
+        unreadable += [*chosen_by.bad.values()]
         accuracy = float((probe.predict(chosen_by.x) == chosen_by.labels).mean())
         listener.note(Note(f"the head alone: {accuracy:.2%} on {dev.data_name}", "progress"))
     net = predictor.model.cpu()
     fill_head(net, *as_layer(probe, len(names)))
-    save(net, path, class_names=names, preprocessing=predictor.preprocessing, force=True)
+    origin = Origin(str(config.model["name"]), inputs.train.data_name, len(inputs.train))
+    save(net, path, class_names=names, preprocessing=predictor.preprocessing, origin=origin, force=True)
     seconds = time.perf_counter() - began
-    write_file(path / FITTED, json.dumps({"accuracy": accuracy, "seconds": seconds}) + "\n")
+    fitted_on = f"held-out images of {inputs.train.data_name}"
+    divided = FittedTemperature(probe.temperature_, fitted_on, probe.held_out_)
+    record = {
+        "accuracy": accuracy,
+        "seconds": seconds,
+        "temperature": divided.to_json(),
+        "data": data,
+        "unreadable": as_json(unreadable),
+    }
+    write_file(path / FITTED, json.dumps(record) + "\n")
     loaded = LoadedModel(net, predictor.preprocessing, names, path.name)
-    return FittedHead(path, loaded, accuracy, seconds)
+    return FittedHead(path, loaded, accuracy, seconds, divided, tuple(unreadable))
 
 
 class FeatureNotes:
@@ -89,12 +120,12 @@ class FeatureNotes:
 
 
 def as_layer(probe: Probe, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return a probe, which standardises its features, as weights and biases of one layer."""
+    """Return a probe, which standardises its features and has a temperature, as weights and biases of one layer."""
     weight = np.zeros((num_classes, len(probe.mean_)))
     bias = np.full(num_classes, probe.intercept_.min() - 10.0)  # classes without images are never the answer
     weight[probe.classes_] = probe.coef_ / probe.scale_
     bias[probe.classes_] = probe.intercept_ - weight[probe.classes_] @ probe.mean_
-    return torch.from_numpy(weight), torch.from_numpy(bias)
+    return torch.from_numpy(weight / probe.temperature_), torch.from_numpy(bias / probe.temperature_)
 
 
 @torch.no_grad()

@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.config import from_dict, merge
+from vitkit.config import Change, Changes, from_dict, merge
 from vitkit.data.decode import read_pixels
 from vitkit.data.open import Data, list_splits, open_data
 from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.sources.source import Source, shared_images, take
-from vitkit.data.splits import counted, listed
+from vitkit.data.splits import listed
+from vitkit.data.unreadable import BadImageRule
 from vitkit.errors import InputError
-from vitkit.models.configs import ModelConfig, as_size, write_size
+from vitkit.models.configs import ModelConfig, OwnConfig, as_size, write_size
 from vitkit.models.model import check_rgb
-from vitkit.notes import Note, kind_of
-from vitkit.predictor import Predictor, choose_device
+from vitkit.notes import Note
+from vitkit.predictor import Predictor, choose_device, load
 from vitkit.training.build import Inputs, given_preprocessing, resolve_periods
 from vitkit.training.config import TrainConfig
 from vitkit.training.estimate import operations
@@ -34,13 +35,14 @@ from vitkit.transfer.protocols import (
     hyper_rule,
     in_proportion,
     is_neutral,
+    learns_at_once,
     named_rule,
     paper_settings,
     part_changes,
     quick_settings,
     without_regularisation,
 )
-from vitkit.weights.load import LoadedModel, find_model, load_model
+from vitkit.weights.load import LoadedModel, find_model, load_model, own_module
 
 MINUTES = 10.0
 CPU_MICRO_BATCH = 32
@@ -68,10 +70,7 @@ class Start:
 def load_start(model: str | os.PathLike[str] | Predictor) -> Start:
     """Return a model to start from; one that takes other than RGB images is refused."""
     if isinstance(model, Predictor):
-        names = model.class_names
-        notes = tuple(Note(line, kind_of(line)) for line in model.notes)
-        loaded = LoadedModel(model.model, model.preprocessing, names, model.name, notes)
-        start = Start(model.spec, loaded, True)
+        start = Start(model.spec, model.as_loaded(), True)
     else:
         spec = os.fspath(model)
         start = Start(spec, load_model(spec), find_model(spec).path is not None)
@@ -96,7 +95,7 @@ class Plan:
     transfer: TransferConfig
     rule: TrainingRule
     settings: dict[str, Any]
-    changes: list[str]
+    changes: list[Change]
     whole: TrainDev
     "The last run: all of train; a quick one without a sweep and without a val split keeps what it chooses by apart."
     tuning: TrainDev | None
@@ -107,6 +106,10 @@ class Plan:
     "Its DATA string, as the user names it."
     num_images: int
     "Of train."
+    held_out: Source | None
+    "What a temperature is fitted on: what the last run chooses by, else a val split that nothing else looks at."
+    summary: str = ""
+    "Which model learns from what, and what it is measured on."
     notes: tuple[Note, ...] = ()
 
     @property
@@ -115,8 +118,15 @@ class Plan:
 
     @property
     def head_first(self) -> bool:
-        given = self.transfer.head_first
-        return self.protocol == "quick" and not self.is_multi_label if given is None else given
+        given, config = self.transfer.head_first, self.start.config
+        if given is not None:
+            return given
+        has_features = not isinstance(config, OwnConfig) or config.num_features > 0
+        return self.protocol == "quick" and not self.is_multi_label and has_features
+
+    @property
+    def bad_images(self) -> BadImageRule:
+        return BadImageRule(merge({}, self.changes).get("data", {}).get("bad_images", "skip"), "setting")
 
     @property
     def minutes(self) -> float:
@@ -134,7 +144,13 @@ class Plan:
         merged["data"]["evaluate"] = evaluate
         if self.whole.dev is None:
             merged["select"] = "last"
-        return from_dict(TrainConfig, merged, "the settings")
+        config = from_dict(TrainConfig, merged, "the settings")
+        return learns_at_once(config) if self.protocol == "quick" else config
+
+    def open_model(self, path: str, device: str) -> str | Predictor:
+        """Return a model folder of one of its runs as `evaluate` takes it: of a module of the user's own, loaded."""
+        own = own_module(self.start.loaded)
+        return path if own is None else load(path, device=device, module=own)
 
     def inputs(self, data: TrainDev, start: LoadedModel | None = None) -> Inputs:
         """Return what such a run reads, opened; `start` replaces the plan's model."""
@@ -166,7 +182,7 @@ class Plan:
 def make_plan(
     model: str | os.PathLike[str] | Predictor | Start,
     data: Data,
-    changes: Sequence[str],
+    changes: Changes,
     device: str,
     sweep: bool = False,
     measured: Source | None = None,
@@ -218,9 +234,8 @@ def make_plan(
             f"a sweep cuts its dev split from train, and {spec} is a slice or shots: leave them out"
         )
     tuning = cut_train(source, rule.dev_percent) if sweep else None
-    whole = TrainDev(source)
+    whole, val = TrainDev(source), open_val(source, measured)
     if protocol == "quick":
-        val = open_val(source, measured)
         if val is not None:
             whole = TrainDev(source, val)
         elif not sweep and not is_cut:
@@ -232,6 +247,7 @@ def make_plan(
         )
     plan = Plan(
         *(start, protocol, transfer, rule, settings, rest, whole, tuning, measured, test, len(source)),
+        val if whole.dev is None else whole.dev,
     )
     config = plan.config(whole) if plan.has_duration else plan.config(whole, duration=1000)
     made = parse_pipeline(config.data.pipeline).size
@@ -240,7 +256,7 @@ def make_plan(
             f"images are to be {write_size(size)} pixels, but data.pipeline makes them {made[0]}x{made[1]}: change "
             f"that, or give image_size={write_size(made)}"
         )
-    check_head_first(plan, config)
+    check_head_first(plan)
     periods = resolve_periods(config, len(source))
     build_schedule(config.schedule, config.optimizer.learning_rate, periods.total, periods.per_epoch)
     sized = replace(start.loaded.preprocessing, image_size=size)
@@ -249,29 +265,27 @@ def make_plan(
         *unlearned(source, measured, test),
         *unmeasured(measured, test),
         *other_preprocessing(config, start.loaded),
-        *few_images(measured, test),
+        *few_images(measured, *([] if dev is None else [dev])),
     ]
     if dev is not None:
         warnings += unlearned((tuning or whole).train, dev, dev.data_name)
-        warnings += few_images(dev, dev.data_name)
     if protocol == "paper" and on.type == "cpu" and periods.total * config.batch_size > CPU_IMAGES:
-        warnings.append("warning: the paper's protocol is made for a GPU; protocol=quick takes minutes here")
+        warnings.append("the paper's protocol is made for a GPU; protocol=quick takes minutes here")
     summary = (
-        f"{start.loaded.name} on {spec}: {len(source):,} images, {source.num_classes:,} classes; "
-        f"reported on {test}, {len(measured):,} images"
+        f"{start.loaded.name} on {spec}: {len(source):,} images of {source.num_classes:,} classes, "
+        f"{len(measured):,} to report on in {test}"
     )
     read = (*source.notes, *measured.notes, *(() if dev is None else dev.notes))
     notes = (
-        *(Note(line, "data") for line in dict.fromkeys(read)),
+        *dict.fromkeys(read),
         *start.loaded.notes_with(given_preprocessing(config, sized)),
         *(Note(line, "warning") for line in warnings),
-        Note(summary, "data"),
         Note(protocol_line(plan, config, write_size(size), sweep), "protocol"),
     )
-    return replace(plan, notes=notes)
+    return replace(plan, summary=summary, notes=notes)
 
 
-def check_head_first(plan: Plan, config: TrainConfig) -> None:
+def check_head_first(plan: Plan) -> None:
     """Refuse a head on features where it can't be fitted."""
     if not plan.head_first:
         return
@@ -279,10 +293,10 @@ def check_head_first(plan: Plan, config: TrainConfig) -> None:
         raise InputError(
             "head_first fits one label an image, and these have several: leave it out, or set it to false"
         )
-    if config.data.bad_images != "error":
+    own = plan.start.config
+    if isinstance(own, OwnConfig) and not own.num_features:
         raise InputError(
-            f"a head is fitted on every image, so that data.bad_images={config.data.bad_images} can't be: remove the "
-            "images that vit data names, or set head_first=false"
+            f"head_first needs features, and {own.module} has no method features(images): leave it out"
         )
     for data in filter(None, (plan.whole, plan.tuning)):
         if np.bincount(data.train.labels).max() < 2:
@@ -309,8 +323,8 @@ def open_measured(source: Source, evaluate: str | Source | None) -> Source:
         splits = list_splits(source.spec)
         if "test" not in splits and "val" not in splits:
             raise InputError(
-                f"{source.data_name} has no images to report on (its splits: {listed(splits)}): name them with "
-                "data.evaluate=DATA"
+                f"{source.data_name} has no images to report on (its splits: {listed(splits) or 'none'}): name them with "
+                "data.evaluate=DATA (evaluate= in Python)"
             )
     other = source.spec.whole if evaluate is None else evaluate
     return open_data(other, default="measure", classes=source.class_names)
@@ -329,12 +343,14 @@ def check_pair(source: Source, measured: Source, test: str) -> None:
         )
 
 
-def few_images(measured: Source, test: str) -> list[str]:
-    """Return a warning where a result would be mostly chance."""
-    count = len(measured)
-    if count >= FEW:
+def few_images(*sources: Source) -> list[str]:
+    """Return a warning where a result, or what is chosen by, would be mostly chance."""
+    few = [source for source in sources if len(source) < FEW]
+    if not few:
         return []
-    return [f"warning: {test} has {counted(count, 'image')}: each is {1 / count:.1%} of the result"]
+    held = ", ".join(f"{len(source):,} in {source.data_name}" for source in few)
+    share = 1 / min(len(source) for source in few)
+    return [f"few images to measure on: {held}; one mistake is {share:.1%}"]
 
 
 def other_preprocessing(config: TrainConfig, loaded: LoadedModel) -> list[str]:
@@ -345,7 +361,7 @@ def other_preprocessing(config: TrainConfig, loaded: LoadedModel) -> list[str]:
         asked, known = getattr(given, name), getattr(stored, name)
         if asked is not None and tuple(asked) != tuple(known):
             lines.append(
-                f"warning: preprocessing.{name} is {listed_numbers(asked)}; the weights were trained with "
+                f"preprocessing.{name} is {listed_numbers(asked)}; the weights were trained with "
                 f"{listed_numbers(known)}"
             )
     return lines
@@ -365,7 +381,7 @@ def unlearned(source: Source, measured: Source, test: str) -> list[str]:
     ]
     if not missing:
         return []
-    return [f"warning: {listed(missing)} in {test} have no image to learn from, and will be taken for others"]
+    return [f"{listed(missing)} in {test} have no image to learn from, and will be predicted as others"]
 
 
 def unmeasured(measured: Source, test: str) -> list[str]:
@@ -374,9 +390,7 @@ def unmeasured(measured: Source, test: str) -> list[str]:
         return []
     count = np.bincount(measured.labels, minlength=measured.num_classes)
     missing = [name for name, images in zip(measured.class_names, count, strict=True) if not images]
-    return (
-        [f"warning: {test} has no image of {listed(missing)}: the result leaves them out"] if missing else []
-    )
+    return [f"{test} has no image of {listed(missing)}: the result leaves them out"] if missing else []
 
 
 def cut_train(source: Source, percent: int) -> TrainDev:
@@ -387,6 +401,7 @@ def cut_train(source: Source, percent: int) -> TrainDev:
     for spec in (replace(source.spec, stop=at, seed=0), replace(source.spec, start=at, seed=0)):
         parts.append(take(source, spec))
         parts[-1].spec = spec
+    parts[1].may_lack_classes = True  # nothing is reported of it, and a class may have one image there
     return TrainDev(*parts)
 
 
@@ -426,7 +441,7 @@ def protocol_line(plan: Plan, config: TrainConfig, size: str, sweep: bool) -> st
             f"{shown}{changed}"
         )
     length = (
-        config.duration if plan.has_duration else f"at most {plan.minutes:g} minutes or {QUICK_EPOCHS} epochs"
+        config.duration if plan.has_duration else f"{plan.minutes:g} min or {QUICK_EPOCHS} epochs at most"
     )
     head = "a head on frozen features, then " if plan.head_first else ""
     dev = plan.whole.dev

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from vitkit.config import Bounds, Positive, check_bounds, from_dict, merge
+from vitkit.config import Bounds, Change, Changes, Positive, as_changes, check_bounds, from_dict, merge
 from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError, did_you_mean
-from vitkit.models.configs import ModelConfig, Size, as_size, write_size
+from vitkit.models.configs import ModelConfig, OwnConfig, Size, as_size, write_size
 from vitkit.training.config import TrainConfig
 from vitkit.training.recipes import elsewhere
+from vitkit.training.schedules import split_duration
 
 # Sections that hold DATA and MODEL, each with a change that is fine.
 SECTIONS = {"data": "data.workers=4", "model": "model.stochastic_depth=0.1"}
@@ -21,6 +21,7 @@ SECTIONS = {"data": "data.workers=4", "model": "model.stochastic_depth=0.1"}
 NEUTRAL = (
     *(
         "data.evaluate",
+        "data.bad_images",
         "data.workers",
         "data.cache",
         "seed",
@@ -42,7 +43,7 @@ class TransferConfig:
     image_size: Annotated[Size, Bounds(at_least=1)] | None = None
     "Side of the images in pixels, or HEIGHTxWIDTH; left open, the paper's for this data in the model's proportions, or with quick the weights' own."
     minutes: Positive | None = None
-    "Time for a quick run's steps; 10 unless given."
+    "Time of a quick run in all, from features to its measurement; 10 unless given."
     head_first: bool | None = None
     "Whether a linear head is fitted on frozen features before all weights learn; quick does, the paper doesn't."
 
@@ -50,25 +51,24 @@ class TransferConfig:
         check_bounds(self)
 
 
-def part_changes(changes: Sequence[str]) -> tuple[TransferConfig, list[str]]:
-    """Return fine-tuning's own settings among `key=value` changes, and the others, which are the training run's."""
-    own: list[str] = []
-    rest: list[str] = []
+def part_changes(changes: Changes) -> tuple[TransferConfig, list[Change]]:
+    """Return fine-tuning's own settings among changes, and the others, which are the training run's."""
+    own: list[Change] = []
+    rest: list[Change] = []
     names = [field.name for field in fields(TransferConfig)]
     known = [*names, *(field.name for field in fields(TrainConfig))]
-    for change in changes:
-        name = change.partition("=")[0].strip()
+    for change in as_changes(changes):
+        name = change.key
         if (instead := {"data.train": "DATA", "model.name": "MODEL"}.get(name)) is not None:
             raise InputError(f"{name} is the argument {instead} of finetune: leave it out here")
         if name in ("data", "model"):
             raise InputError(f"{name} is a section: change its settings one by one, as in {SECTIONS[name]}")
-        if "=" in change and name.partition(".")[0] not in known:
+        if name.partition(".")[0] not in known:
             where = elsewhere(name)
             near = f"; did you mean {where!r}?" if where else did_you_mean(name.partition(".")[0], known)
             raise InputError(f"unknown setting {name!r}{near}")
         (own if name in names else rest).append(change)
-    settings: dict[str, Any] = merge({}, own)
-    return from_dict(TransferConfig, settings, "the changes"), rest
+    return from_dict(TransferConfig, merge({}, own), "the changes"), rest
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,8 @@ PAPER = {
 }
 LEARNING_RATE = 0.01
 "Of the paper's protocol without a sweep: the middle of its grids."
+QUICK_START = 0.1
+"Share of the learning rate at which a quick run's warm-up starts."
 QUICK_EPOCHS = 20
 "A quick run sees each image at most so often: later epochs add little."
 
@@ -126,6 +128,8 @@ def fitting_size(config: ModelConfig, size: Size) -> tuple[int, int]:
 
 def in_proportion(config: ModelConfig, side: int) -> tuple[int, int]:
     """Return the size in the model's proportions that has the pixels of a square, as nearly as patches fit."""
+    if isinstance(config, OwnConfig):  # of which it isn't known what others it takes
+        return config.size
     scale = side / math.sqrt(math.prod(config.size))
     return fitting_size(config, (round(scale * config.size[0]), round(scale * config.size[1])))
 
@@ -156,13 +160,21 @@ def quick_settings(num_images: int, image_size: Size) -> dict[str, Any]:
     }
 
 
+def learns_at_once(config: TrainConfig) -> TrainConfig:
+    """Return a config whose warm-up starts above 0: of a few steps, none is to change nothing."""
+    schedule = config.schedule
+    if schedule.warmup_from or not split_duration(schedule.warmup, "schedule.warmup")[0]:
+        return config
+    first = config.optimizer.learning_rate * QUICK_START
+    return replace(config, schedule=replace(schedule, warmup_from=first))
+
+
 def without_regularisation(model: ModelConfig) -> dict[str, float]:
     """Return what turns off a transformer's dropout and stochastic depth, which fine-tuning does without."""
     names = ("dropout", "attention_dropout", "stochastic_depth", "patch_dropout")
     return {name: 0.0 for name in names if getattr(model, name, 0.0)}
 
 
-def is_neutral(change: str) -> bool:
+def is_neutral(change: Change) -> bool:
     """Say whether a change leaves a protocol what it is: how it is computed, kept and shown."""
-    name = change.partition("=")[0].strip()
-    return name in NEUTRAL or name.startswith("frozen.")
+    return change.key in NEUTRAL or change.key.startswith("frozen.")

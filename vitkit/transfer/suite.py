@@ -7,25 +7,28 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from vitkit.config import Bounds
+from vitkit.config import Bounds, Change, Changes, as_changes
 from vitkit.data.sources.source import Source
 from vitkit.data.sources.vtab import TASKS
 from vitkit.data.splits import counted
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule, skipped_notes
 from vitkit.errors import InputError
 from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.run import evaluate
 from vitkit.files import write_file
 from vitkit.notes import Kind, Note
-from vitkit.predictor import Predictor, choose_device
+from vitkit.predictor import AnyModel, choose_device, named_model
+from vitkit.progress import Listener, Silent
 from vitkit.results import Result
-from vitkit.runs import ROOT, RunFolder, named_path, run_name
+from vitkit.runs import ROOT, RunFolder, accepts_data, binding, named_path, run_name
 from vitkit.training.estimate import seconds_for, time_in_words
-from vitkit.training.log import Listener, Silent
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
     FinetuneRequest,
@@ -37,16 +40,16 @@ from vitkit.transfer.plan import Plan, load_start, make_plan
 from vitkit.transfer.protocols import part_changes
 from vitkit.transfer.published import ROWS, PublishedAccuracy, published_columns
 from vitkit.transfer.suite_data import SETS, VTAB, duration_of, find_real, find_root, find_sets, find_vtab
-from vitkit.transfer.vtab.document import VtabResult
+from vitkit.transfer.vtab.document import VtabResult, VtabSettings
 from vitkit.transfer.vtab.protocols import operations_of
-from vitkit.transfer.vtab.run import first_line, vtab
+from vitkit.transfer.vtab.run import first_line, run_vtab
 from vitkit.transfer.vtab.tasks import Exercise
 from vitkit.weights.load import paths_in
 from vitkit.world import check_alone
 
 SEEDS = 3
 TABLE, REAL_VALUES = "suite.md", "real-accuracy.json"
-SAID: tuple[Kind, ...] = ("model", "untrained", "estimate", "advice")
+SAID: tuple[Kind, ...] = ("summary", "model", "untrained", "estimate", "advice")
 "What is said of all data sets at the start, so that no fine-tuning says it again."
 ONE_MODEL = "the fitted head was kept for every seed: one model, so there is no deviation"
 ONE_NUMBER = "every seed gave the same number"
@@ -69,6 +72,8 @@ class SuiteRow(Result):
     changes: tuple[str, ...]
     device_hours: float
     run: str
+    unreadable: tuple[Unreadable, ...]
+    "Images that were skipped."
 
 
 @dataclass(frozen=True)
@@ -118,30 +123,34 @@ class SuiteJob:
 
 
 def run_suite(
-    model: str | os.PathLike[str] | Predictor,
+    model: AnyModel,
     suite: str = "paper",
-    folder: str | None = None,
-    changes: Sequence[str] = (),
+    folder: str | os.PathLike[str] | None = None,
+    changes: Changes = (),
     *,
     seeds: int = SEEDS,
     run: str | None = None,
     device: str = "auto",
     force: bool = False,
+    accept: str | Sequence[str] = (),
     listener: Listener | None = None,
 ) -> SuiteResult:
     """Fine-tune a model on every data set of a suite; the same call again resumes.
 
     folder: where the data sets are: folders by their names, torchvision's, real.json, vtab; the default is the cache.
     changes: settings of every fine-tuning, VTAB's too. The protocol is the paper's unless they say protocol=quick.
+    accept: "data" resumes rows whose training data has gained or lost images.
     A row that fails is reported, and the others are still made.
     """
     if suite != "paper":
         raise InputError(f"unknown suite {suite!r}; expected paper")
     Bounds(at_least=1).check("seeds", seeds)
     check_alone("a suite runs in one process: start it without torchrun")
-    named = model.spec if isinstance(model, Predictor) else os.fspath(model)
+    model, named = named_model(model)
+    folder, changes = None if folder is None else os.fspath(folder), as_changes(changes)
     request = {"model": named, "suite": suite, "data": folder, "changes": list(changes), "seeds": seeds}
-    path = Path(ROOT, run_name(f"suite-{suite}", request)) if run is None else named_path(run)
+    own_name = run_name(f"suite-{suite}", {**request, "changes": binding(changes)})
+    path = Path(ROOT, own_name) if run is None else named_path(run)
     root, listener, on = find_root(folder), listener or Silent(), choose_device(device)
     settings = with_protocol(changes)
     here, absent = find_sets(root)
@@ -151,6 +160,7 @@ def run_suite(
         raise InputError(f"{root} holds no data set of the suite; expected {', '.join(SETS)} or {VTAB}{hint}")
     start, within = load_start(model), NestedRun(listener, SAID)
     jobs: dict[str, SuiteJob] = {}
+    plans: dict[str, Plan] = {}
     results: dict[str, SuiteRow] = {}
     refused: dict[str, InputError] = {}
 
@@ -159,7 +169,13 @@ def run_suite(
 
         def finetuned() -> SuiteRow | None:
             own = path / name
-            result = run_finetuning(request, lambda: plan, own, device=device, force=force, listener=within)
+            result = run_finetuning(
+                *(request, lambda: plan, own),
+                device=device,
+                force=force,
+                accept_data=accepts_data(accept),
+                listener=within,
+            )
             return None if result.status == "stopped" else finetuned_row(name, result, plan, settings)
 
         if not plan.has_duration:
@@ -172,6 +188,7 @@ def run_suite(
         except InputError as error:
             refused[name], absent[name] = error, str(error)
             continue
+        plans[name] = plan
         jobs[name] = finetune_job(name, found.data, plan)
     if refused and not jobs:  # what is wrong is not the data
         raise next(iter(refused.values()))
@@ -182,7 +199,8 @@ def run_suite(
         def real_values() -> SuiteRow:
             row = results["imagenet"]
             assert isinstance(row, FinetunedRow)
-            return real_row(path / REAL_VALUES, row, real, measured, device, force)
+            rule = plans["imagenet"].bad_images
+            return real_row(path / REAL_VALUES, row, real, measured, device, rule, force)
 
         jobs["real"] = SuiteJob(real_values)
     else:
@@ -192,15 +210,13 @@ def run_suite(
         rest = [change for change in stated(settings) if not change.startswith("duration=")]
 
         def vtab_values() -> SuiteRow | None:
-            result = vtab(
-                start,
-                str(root / VTAB),
-                seeds=seeds,
-                steps=steps,
-                changes=rest,
-                run=str(path / VTAB),
+            asked = VtabSettings(start.spec, str(root / VTAB), "vit", seeds, None, steps, tuple(rest))
+            result = run_vtab(
+                *(start, asked),
+                run=path / VTAB,
                 device=device,
                 force=force,
+                accept_data=accepts_data(accept),
                 listener=within,
                 found=tasks,
             )
@@ -216,11 +232,13 @@ def run_suite(
     for line in (
         *start.loaded.notes,
         *(Note(f"left out {name}: {why}", "data") for name, why in absent.items()),
-        *announcement(jobs, seeds, on),
+        *announcement(start.spec, jobs, seeds, on),
     ):
         listener.note(line)
     reads = [root, *paths_in(start.spec)]
-    with RunFolder(path, request, kind="suite", force=force, keeps=reads) as own:
+    with RunFolder(
+        path, request, kind="suite", force=force, keeps=reads, complete=_with_changes_as_now
+    ) as own:
         own.clear()
         own.update(status="running", message="")
         failures, is_stopped = run_jobs(jobs, results, listener)
@@ -239,20 +257,21 @@ def run_suite(
         )
         write_file(path / TABLE, as_markdown(document))
         own.update(**document.to_json())
+    finetuned = (row for row in results.values() if isinstance(row, FinetunedRow))  # VTAB has said its own
+    for line in skipped_notes(entry for row in finetuned for entry in row.unreadable):
+        listener.note(line)
     return document
 
 
-def announcement(jobs: Mapping[str, SuiteJob], seeds: int, device: torch.device) -> list[Note]:
-    """Say how long all of it will take, and how it would take less."""
+def announcement(model: str, jobs: Mapping[str, SuiteJob], seeds: int, device: torch.device) -> list[Note]:
+    """Say what will be done, how long all of it will take, and how it would take less."""
     seconds = sum(job.seconds for job in jobs.values())
     seconds += seconds_for(sum(job.flops for job in jobs.values()), device)
-    each = f"{', '.join(jobs)}, each {counted(seeds, 'seed')}"
+    what = f"{model} on {', '.join(jobs)}, each with {counted(seeds, 'seed')}"
     shorter = "duration=STEPS, image_size=224, --seeds 1, protocol=quick minutes=10, a smaller model"
     return [
-        Note(""),
-        Note(f"estimated time: {time_in_words(seconds)} in all on {device.type}: {each}", "estimate"),
         Note(f"shorter: {shorter}", "advice"),
-        Note(""),
+        Note(f"{what}; roughly {time_in_words(seconds)} on {device.type}", "summary"),
     ]
 
 
@@ -280,15 +299,20 @@ def run_jobs(
     return failures, False
 
 
-def with_protocol(changes: Sequence[str]) -> list[str]:
+def _with_changes_as_now(request: dict[str, Any]) -> dict[str, Any]:
+    """Return an older suite's request with its changes as they are written today."""
+    return {**request, "changes": as_changes(request["changes"])}
+
+
+def with_protocol(changes: Sequence[Change]) -> list[Change]:
     """Return the changes with the paper's protocol, unless they name another."""
     own, rest = part_changes(changes)
     for change in rest:
-        if change.partition("=")[0] in ("data.evaluate", "seed"):
+        if change.key in ("data.evaluate", "seed"):
             raise InputError(f"{change} is one data set's or one run's; a suite has several: leave it out")
     if own.protocol != "auto":
         return list(changes)
-    return ["protocol=paper", *(change for change in changes if change != "protocol=auto")]
+    return [Change("protocol", "paper"), *(change for change in changes if change != "protocol=auto")]
 
 
 def stated(changes: Sequence[str]) -> tuple[str, ...]:
@@ -311,6 +335,7 @@ def finetuned_row(name: str, result: FinetuneResult, plan: Plan, changes: Sequen
         changes=stated(changes),
         device_hours=result.device_hours,
         run=result.run,
+        unreadable=result.unreadable,
         kept=result.kept,
         measured_on=result.measured_on,
         models=result.models,
@@ -337,7 +362,13 @@ def seed_spread(values: Sequence[float], kept: str) -> tuple[float, float | None
 
 
 def real_row(
-    file: Path, imagenet: FinetunedRow, labels: Path, measured: Source, device: str, force: bool
+    file: Path,
+    imagenet: FinetunedRow,
+    labels: Path,
+    measured: Source,
+    device: str,
+    rule: BadImageRule,
+    force: bool,
 ) -> FinetunedRow:
     """Return ImageNet's row by reassessed labels; what was measured is kept in a file."""
     values = None
@@ -345,7 +376,10 @@ def real_row(
         known = json.loads(file.read_text(encoding="utf-8"))
         values = known["values"] if known["imagenet"] == list(imagenet.values) else None
     if values is None:
-        found = [evaluate(model, measured, real=labels, device=device).real for model in imagenet.models]
+        measure = partial(
+            evaluate, data=measured, real=labels, device=device, bad_images=rule, progress=False
+        )
+        found = [measure(model).real for model in imagenet.models]
         values = [real.accuracy for real in found if real and real.accuracy is not None]
         if not values:
             raise InputError(f"{labels} has no label for any image of {imagenet.measured_on}")
@@ -380,6 +414,7 @@ def vtab_row(result: VtabResult, changes: Sequence[str]) -> VtabRow:
         changes=stated(changes),
         device_hours=result.device_hours,
         run=result.run,
+        unreadable=tuple(entry for row in result.tasks for entry in row.unreadable),
         tasks=overall.tasks,
         failed="; ".join(failed) or None,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitkit.config import as_changes
 from vitkit.data.cache import cache_folder
 from vitkit.data.open import open_data
 from vitkit.data.sources.source import Absent, Source
@@ -102,5 +103,5 @@ def find_vtab(root: Path, changes: Sequence[str]) -> tuple[dict[str, Exercise | 
 
 def duration_of(changes: Sequence[str]) -> str | None:
     """Return the length of a run that changes ask for."""
-    found = [change.partition("=")[2].strip() for change in changes if change.startswith("duration=")]
+    found = [str(change.value) for change in as_changes(changes) if change.key == "duration"]
     return found[-1] if found else None

@@ -1,15 +1,16 @@
-"""Weights from any format to any other: `vit convert SRC DST [--to FORMAT]`, and `vitkit.save`."""
+"""Convert weights between formats: `vit convert SRC DST [--to FORMAT]`, and `vitkit.save`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from vitkit.errors import InputError
-from vitkit.files import written_whole
-from vitkit.models.configs import Preprocessing, Resample, Size
+from vitkit.files import check_free, written_whole
+from vitkit.models.configs import OwnConfig, Preprocessing, Resample, Size
 from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing
 from vitkit.notes import Note
@@ -17,6 +18,7 @@ from vitkit.results import Result
 from vitkit.weights import huggingface
 from vitkit.weights.files import Tensors, write_safetensors
 from vitkit.weights.folder import (
+    Origin,
     Stored,
     differing_numerics,
     fill_folder,
@@ -31,7 +33,7 @@ from vitkit.weights.load import load_model
 
 
 class Described(Protocol):
-    """A network with what is known of it: what `vitkit.load` returns, or LoadedModel."""
+    """A network with its metadata: a model from `vitkit.load`, or a LoadedModel."""
 
     @property
     def model(self) -> Model: ...
@@ -48,7 +50,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Converted(Result):
-    """What `convert` wrote."""
+    """The result of `convert`."""
 
     source: str
     target: str
@@ -61,8 +63,8 @@ class Converted(Result):
 
 
 def convert(
-    source: str | Path,
-    target: str | Path,
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     to: Format | None = None,
     *,
     image_size: Size | None = None,
@@ -72,7 +74,7 @@ def convert(
     accept: str | Sequence[str] = (),
     force: bool = False,
 ) -> Converted:
-    """Read MODEL and write it in another format, by default the one that the target's ending says."""
+    """Read MODEL and write it in another format, by default the one that the target's ending implies."""
     path = Path(target).expanduser()
     to = check_target(path, to, force)
     accept = (accept,) if isinstance(accept, str) else accept
@@ -84,10 +86,10 @@ def convert(
         resample=resample,
         accept=accept,
     )
-    save(loaded, path, to, accept=accept, force=force)
+    save(loaded, path, to, origin=Origin(start=str(source)), accept=accept, force=force)
     notes = loaded.notes
     if to == "vitkit" and path.suffix not in WRITERS and (reason := why_not_portable(loaded.model.config)):
-        notes += (Note(f"vitkit alone opens this folder: {reason}", "model"),)
+        notes += (Note(f"only vitkit opens this folder: {reason}", "model"),)
     config = loaded.model.config
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     return Converted(
@@ -97,37 +99,48 @@ def convert(
 
 def save(
     model: Model | Described,
-    path: str | Path,
+    path: str | os.PathLike[str],
     to: Format | None = None,
     *,
     class_names: Sequence[str] | None = None,
     multi_label: bool | None = None,
     preprocessing: Preprocessing | None = None,
+    origin: Origin | None = None,
     accept: str | Sequence[str] = (),
     force: bool = False,
 ) -> None:
-    """Write a model as a folder, or as one file with our JSON next to it where the path names a file.
+    """Write a model as a folder or, if the path names a file, as one file with our JSON next to it.
 
-    The format is the one that the path's ending says (.npz is Google's), unless another is given.
-    What `vitkit.load` returned keeps its class names, whether an image may have several, and its preprocessing, unless
-    others are given.
+    to: the format. Default: the one that the path's ending implies (.npz is Google's).
+    class_names, multi_label, preprocessing: replace those of a model from `vitkit.load`.
+    origin: what the folder's model card says about where the model comes from. Default: the MODEL that was loaded.
+    accept: 'numerics' writes a model for a library even if some of that library's numerics differ.
     """
     path = Path(path).expanduser()
     accept = (accept,) if isinstance(accept, str) else accept
     to = check_target(path, to, force)
     network = model if isinstance(model, Model) else model.model
     stored = _describe(model, class_names, multi_label, preprocessing)
+    stored = replace(stored, origin=Origin(start=getattr(model, "spec", "")) if origin is None else origin)
     config = stored.config
     tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    if isinstance(config, OwnConfig):
+        if to != "vitkit":
+            raise InputError(f"{config.module} is a module of your own, which {FORMATS[to].peer} can't open")
+        tensors = {
+            name: tensor.clone() for name, tensor in tensors.items()
+        }  # tied tensors can't share memory
     if layout := FORMATS[to].layout:
         peer = FORMATS[to].peer
         if reason := layout.unsupported(config):
             raise InputError(f"{peer} has no such model: {reason}")
         differing = differing_numerics(config, layout.numerics(config))
         if differing and "numerics" not in accept:
-            listed = ", ".join(f"{name} {theirs} for {ours}" for name, (ours, theirs) in differing.items())
+            listed = ", ".join(
+                f"{name} {theirs} instead of {ours}" for name, (ours, theirs) in differing.items()
+            )
             raise InputError(
-                f"{peer} computes {listed}, so its logits would differ; --accept numerics writes it anyway"
+                f"{peer} uses {listed}, so its logits would differ; to write it anyway, use --accept numerics"
             )
         tensors = layout.write(config, tensors)
     if path.suffix in WRITERS:
@@ -166,16 +179,14 @@ def _describe(
 
 
 def check_target(path: Path, to: Format | None, force: bool) -> Format:
-    """Return the format to write; refuse, before anything is read, a target of another kind, or one that is there."""
+    """Return the format to write. Refuse a target that doesn't fit it or already exists, before anything is read."""
     to = format_of(path, to)
-    for there in (path, sidecar(path)) if path.suffix in WRITERS else (path,):
-        if there.exists() and not force:
-            raise InputError(f"{there} exists; --force overwrites it")
+    check_free(*((path, sidecar(path)) if path.suffix in WRITERS else (path,)), force=force)
     return to
 
 
 def _write_file(path: Path, tensors: Tensors, stored: Stored) -> None:
-    """Write the weights and their JSON, both whole or neither."""
+    """Write the weights and their JSON: both or neither."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Tensor files from strangers: safetensors, .npz and .pth; headers are checked first, and no code in them is run."""
+"""Untrusted tensor files: safetensors, .npz and .pth. Headers are checked first, and no code in them is run."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from vitkit.errors import InputError
 
 Tensors = dict[str, Tensor]
 Document = Mapping[str, Any]
-"A JSON document as it comes in: config.json of timm or transformers."
+"An unchecked JSON document, such as timm's or transformers' config.json."
 Settings = dict[str, object]
-"Fields of a config by name, checked where the config is made of them."
+"Fields of a config by name. They are checked when the config is built."
 Numeric = str | float
-"A setting on which the result of the same tensors depends, such as the form of GELU."
+"A setting that changes what the same tensors compute, such as the form of GELU."
 
-# What trainers and compilers put before every name, and where trainers put the weights inside a .pth file.
+# Prefixes that trainers and compilers add to every name, and the keys of the weights inside a .pth file.
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 STATE_KEYS = ("state_dict", "model", "model_state_dict")
 MAX_TENSORS = 100_000
 MAX_NAME = 500  # characters
 MAX_ALIGNMENT = 2**20  # bytes; torch's own is 64
 MAX_JSON = 2**25  # bytes; the names of ImageNet-21k's classes take 3 million
-# A zip file may inflate to this many bytes and to this many times its own size: weights hardly compress.
+# A zip file may inflate to MAX_INFLATED bytes plus MAX_RATIO times its own size: weights hardly compress.
 MAX_INFLATED, MAX_RATIO = 2**28, 16
-# Half floats as numpy stores them where it has no such type: raw two-byte values.
+# NumPy has no bfloat16: it stores such values as two raw bytes.
 BFLOAT16 = np.dtype("V2")
 
 
 @dataclass
 class Reading:
-    """What a layout's reader makes of a file: tensors under our names, and what it says of the model besides."""
+    """The content of a weight file: tensors under our names, and what else it says about the model."""
 
     tensors: Tensors
     unused: list[str] = field(default_factory=list)
-    "Their names that no rule reads."
+    "Names of tensors that no rule reads."
     settings: Settings = field(default_factory=dict)
-    "Fields of the model's config that follow from the layout or stand in its config file."
+    "Fields of the model's config that the layout fixes or its config file states."
     preprocessing: Settings = field(default_factory=dict)
     "Fields of the preprocessing that the layout fixes or its config file states."
     class_names: tuple[str, ...] | None = None
@@ -57,18 +57,23 @@ class Reading:
 
 
 class FileError(InputError):
-    """Something is wrong with a file, and the message names it."""
+    """An error in a file. The message names the file."""
 
 
-def read_header(path: Path) -> Tensors:
-    """Return every tensor of a file on the meta device: names, shapes and types, no data."""
-    return _read(path, meta=True)
+def read_header(path: Path, unwrap: bool = True) -> Tensors:
+    """Return every tensor of a file on the meta device: names, shapes and types, no data.
+
+    unwrap: whether to remove prefixes that trainers and compilers add to every name.
+    """
+    tensors = _read(path, meta=True)
+    return _without_wrapper(tensors) if unwrap else tensors
 
 
-def read_tensors(path: Path) -> Tensors:
-    """Return every tensor of a file, floats as float32, and refuse values that are not finite."""
+def read_tensors(path: Path, unwrap: bool = True) -> Tensors:
+    """Return every tensor of a file, floats as float32; raise FileError for NaN or infinite values."""
     tensors = {}
-    for name, tensor in _read(path, meta=False).items():
+    found = _read(path, meta=False)
+    for name, tensor in (_without_wrapper(found) if unwrap else found).items():
         if tensor.is_floating_point():
             tensor = tensor.float()
             if not torch.isfinite(tensor).all():
@@ -87,7 +92,7 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
         raise OSError(0, str(error)) from error
     mask = os.umask(0)
     os.umask(mask)
-    path.chmod(0o666 & ~mask)  # safetensors makes files that nobody else can read
+    path.chmod(0o666 & ~mask)  # safetensors creates files that only their owner can read
 
 
 def write_pth(path: Path, tensors: Tensors) -> None:
@@ -103,20 +108,20 @@ def write_npz(path: Path, tensors: Tensors) -> None:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a file in bytes; what is no plain file, such as a pipe or a device, is refused unopened."""
+    """Return the size of a file in bytes. Anything else, such as a pipe or a device, is refused without opening it."""
     try:
         found = path.stat()
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise FileError(f"{path} is not a plain file")
+        raise FileError(f"{path} is not a regular file")
     return found.st_size
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
     if (size := file_size(path)) > MAX_JSON:
-        raise FileError(f"{path} has {size:,} bytes, at most {MAX_JSON:,} are read as JSON")
+        raise FileError(f"{path} has {size:,} bytes; the limit for JSON is {MAX_JSON:,}")
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)
@@ -125,7 +130,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise FileError(f"{path} holds a JSON {type(value).__name__}, expected an object")
+        raise FileError(f"{path} holds a JSON {type(value).__name__}; expected an object")
     return value
 
 
@@ -166,32 +171,32 @@ def _read(path: Path, meta: bool) -> Tensors:
     if not tensors:
         raise FileError(f"{path} holds no tensors")
     if len(tensors) > MAX_TENSORS:
-        raise FileError(f"{path} has {len(tensors):,} tensors, at most {MAX_TENSORS:,} are read")
+        raise FileError(f"{path} has {len(tensors):,} tensors; the limit is {MAX_TENSORS:,}")
     for name, tensor in tensors.items():
         if len(name) > MAX_NAME:
             raise FileError(
-                f"{path}: the name {name[:40]}... has {len(name):,} characters, at most {MAX_NAME}"
+                f"{path}: the name {name[:40]}... has {len(name):,} characters; the limit is {MAX_NAME}"
             )
         if tensor.numel() == 0:
-            raise FileError(f"{path}: {name} has shape {tuple(tensor.shape)} and holds nothing")
-    return _without_wrapper(tensors)
+            raise FileError(f"{path}: {name} is empty: it has shape {tuple(tensor.shape)}")
+    return tensors
 
 
 def _check_archive(path: Path, size: int) -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     if len(members) > MAX_TENSORS:
-        raise FileError(f"{path} has {len(members):,} members, at most {MAX_TENSORS:,} are read")
+        raise FileError(f"{path} has {len(members):,} members; the limit is {MAX_TENSORS:,}")
     inflated = sum(member.file_size for member in members)
     if inflated > MAX_INFLATED + MAX_RATIO * size:
         raise FileError(
-            f"{path} would inflate from {size:,} to {inflated:,} bytes: no weights compress so well"
+            f"{path} would inflate from {size:,} to {inflated:,} bytes: weights don't compress that well"
         )
 
 
 def _without_wrapper(tensors: Tensors) -> Tensors:
-    """Return the tensors under a model's own names: trainers and compilers put it inside other modules."""
-    first, last, start = min(tensors), max(tensors), 0  # what these two share, all share
+    """Return the tensors without the prefixes of modules that trainers and compilers wrap around a model."""
+    first, last, start = min(tensors), max(tensors), 0  # a prefix of both is a prefix of all
     while wrapper := next(
         (text for text in WRAPPERS if first.startswith(text, start) and last.startswith(text, start)), None
     ):
@@ -218,8 +223,8 @@ def _read_torch(path: Path, meta: bool) -> Tensors:
         loaded = torch.load(path, map_location="meta" if meta else "cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise FileError(
-            f"{path} holds pickled objects besides tensors, which could run code; "
-            "save its state_dict alone, best as .safetensors"
+            f"{path} holds pickled objects other than tensors, which could run code; "
+            "save only its state_dict, preferably as .safetensors"
         ) from None
     for key in STATE_KEYS:
         if isinstance(loaded, dict) and key in loaded:
@@ -227,22 +232,23 @@ def _read_torch(path: Path, meta: bool) -> Tensors:
     if not isinstance(loaded, dict) or not all(map(_is_plain, loaded.values())):
         raise FileError(f"{path} holds no state dict: expected a mapping of names to tensors")
     for name, tensor in loaded.items():
-        if tensor.nbytes > path.stat().st_size:  # one number can be repeated by strides
-            raise FileError(f"{path}: {name} says shape {tuple(tensor.shape)}, more than the file holds")
+        if tensor.nbytes > path.stat().st_size:  # strides can repeat one number
+            raise FileError(
+                f"{path}: {name} has shape {tuple(tensor.shape)}, which is more than the file holds"
+            )
     return {str(name): tensor.detach() for name, tensor in loaded.items()}
 
 
 def _check_records(path: Path) -> None:
-    """Refuse what ends the process in torch.load on the meta device: swapping bytes that aren't there, dividing by 0."""
-    archive: Any = torch._C.PyTorchFileReader(
-        str(path)
-    )  # torch.load's own, so that both find the same records
+    """Refuse records that crash torch.load on the meta device: it swaps missing bytes, or divides by zero."""
+    # torch.load's own reader, so both find the same records.
+    archive: Any = torch._C.PyTorchFileReader(str(path))
     if archive.has_record("byteorder") and archive.get_record("byteorder") != b"little":
         raise FileError(f"{path} was written on a big-endian machine: save it as .safetensors there")
     if archive.has_record(".storage_alignment"):
         alignment = archive.get_record(".storage_alignment").decode()
         if not 0 < int(alignment) <= MAX_ALIGNMENT:
-            raise FileError(f"{path} says storage alignment {alignment}, expected 1 to {MAX_ALIGNMENT}")
+            raise FileError(f"{path} has storage alignment {alignment}; expected 1 to {MAX_ALIGNMENT}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -263,17 +269,17 @@ def _read_npz(path: Path, meta: bool) -> Tensors:
             with archive.open(member) as file:
                 shape, fortran, dtype = _npy_header(file)
                 if dtype.hasobject or (dtype.kind not in "fiub" and dtype != BFLOAT16):
-                    raise FileError(f"{path}: {name} has type {dtype}, expected numbers")
+                    raise FileError(f"{path}: {name} has type {dtype}; expected numbers")
                 count = math.prod(shape)
                 declared = member.file_size - file.tell()
                 if count * dtype.itemsize != declared:
-                    raise FileError(f"{path}: {name} says shape {shape}, but holds {declared} bytes")
+                    raise FileError(f"{path}: {name} has shape {shape}, but holds {declared} bytes")
                 if meta:
                     tensors[name] = torch.empty(shape, device="meta")
                     continue
                 data = file.read(declared)
                 if len(data) != declared:
-                    raise FileError(f"{path}: {name} is cut short")
+                    raise FileError(f"{path}: {name} is truncated")
             array = np.frombuffer(bytearray(data), dtype)
             array = array.reshape(shape, order="F" if fortran else "C")
             if dtype == BFLOAT16:

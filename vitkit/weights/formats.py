@@ -1,4 +1,4 @@
-"""The weight formats in literal tables: a new one needs a file with the functions of `Layout`, and its name in each."""
+"""The tables of weight formats. A new format needs a file with the functions of `Layout`, and a row in each table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Format = Literal["vitkit", "npz", "timm", "hf", "torchvision"]
 
 
 class Layout(Protocol):
-    """Other names and shapes for the same tensors: what a format's file defines."""
+    """Another library's names and shapes for the same tensors. Each format's file defines these functions."""
 
     def matches(self, names: Collection[str]) -> bool:
-        """Say whether a file with tensors of these names has this layout."""
+        """Return whether a file with tensors of these names has this layout."""
 
     def read(self, theirs: Tensors, /, extra: Document | None = None) -> Reading:
         """Return the tensors under our names; `extra` is the config.json of the folder they are in."""
@@ -28,10 +28,10 @@ class Layout(Protocol):
         """Return the tensors under their names."""
 
     def unsupported(self, config: ModelConfig, /) -> str | None:
-        """Say what the layout has no place for in this model, or None."""
+        """Return the reason why the layout can't store this model, or None."""
 
     def numerics(self, config: ModelConfig, /) -> Mapping[str, Numeric]:
-        """Return the numerics that their code computes whatever the config says."""
+        """Return the numerics that are fixed in their code, whatever the config says."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class WrittenFormat:
     """How a format is written."""
 
     peer: str
-    "Whose code reads it, in messages."
+    "Name for messages of the code that reads it."
     layout: Layout | None
-    "None: our names, and all that a config says."
+    "None for our own names, which any config can use."
     endings: tuple[str, ...]
     "Endings of single files."
     has_folder: bool
-    "Whether it can be a folder."
+    "Whether it can be written as a folder."
 
 
 FORMATS: dict[Format, WrittenFormat] = {
@@ -55,9 +55,9 @@ FORMATS: dict[Format, WrittenFormat] = {
     "hf": WrittenFormat("transformers", huggingface, (), True),
     "torchvision": WrittenFormat("torchvision", torchvision, (".pth", ".safetensors"), False),
 }
-# In the order in which a file's layout is looked for: timm's names are the plainest, so that it comes last.
+# In the order in which layouts are tried. timm's names are the most generic, so timm comes last.
 LAYOUTS: tuple[Layout, ...] = (google, huggingface, torchvision, timm)
-# What writes a single file, by its ending; any other path is a folder.
+# Functions that write a single file, by its ending. Any other path is a folder.
 WRITERS: dict[str, Callable[[Path, Tensors], None]] = {
     ".safetensors": write_safetensors,
     ".pth": write_pth,
@@ -68,19 +68,19 @@ OTHER_ENDINGS = (".pt", ".bin", ".ckpt", ".h5", ".onnx", ".msgpack", ".tflite", 
 
 
 def format_of(path: Path, to: Format | None) -> Format:
-    """Return the format to write: the one asked for, or the one that the path's ending says; refuse one that has no such files."""
+    """Return the format to write: `to`, or the one that the path's ending implies. Refuse a path that doesn't fit it."""
     if to is None:
         to = "npz" if path.suffix == ".npz" else "vitkit"
     if to not in FORMATS:
         raise InputError(f"unknown format {to!r}; expected one of {', '.join(get_args(Format))}")
     row = FORMATS[to]
     if path.suffix in OTHER_ENDINGS:
-        raise InputError(f"{path.name} can't be written: files end in .safetensors, .pth or .npz")
+        raise InputError(f"{path.name} can't be written: weight files end in .safetensors, .pth or .npz")
     if path.suffix in WRITERS and path.suffix not in row.endings:
-        kinds = f"in a file that ends in {' or '.join(row.endings)}" if row.endings else "in a folder"
-        raise InputError(f"format {to} can't be {path.name}: it is kept {kinds}")
+        kinds = f"a file that ends in {' or '.join(row.endings)}" if row.endings else "a folder"
+        raise InputError(f"format {to} can't be written to {path.name}: it needs {kinds}")
     if path.suffix not in WRITERS and not row.has_folder:
         raise InputError(
-            f"format {to} is one file: give a path that ends in {' or '.join(row.endings)}, not {path.name}"
+            f"format {to} is a single file: give a path that ends in {' or '.join(row.endings)}, not {path.name}"
         )
     return to

@@ -31,7 +31,7 @@ GOOGLE_PREPROCESSING: Settings = {
 }
 PREFIXES = ("opt/target/", "params/img/", "params/")
 BLOCK = "Transformer/encoderblock_{i}/"
-# vit_jax's first files count a block's modules in order of call; Linen counts each kind from zero.
+# vit_jax's first files number a block's modules in call order; Linen numbers each kind from zero.
 OLD_TO_LINEN = {
     "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
     "LayerNorm_2": "LayerNorm_1",
@@ -148,7 +148,7 @@ def matches(names: Collection[str]) -> bool:
 
 
 def read(theirs: Tensors, extra: Document | None = None) -> Reading:
-    """Return the tensors under our names, with what the layout says of the model."""
+    """Return the tensors under our names, with what the layout says about the model."""
     if any(name.startswith("resnet/") for name in theirs):
         plain = {re.sub(r"((?:standardized_)?conv2d|group_norm)_\d+", r"\1", n): t for n, t in theirs.items()}
         ours, unused = to_ours(BIT_RULES, plain)
@@ -172,7 +172,7 @@ def read(theirs: Tensors, extra: Document | None = None) -> Reading:
     ours, unused = to_ours(rules, plain)
     settings["prefix_positions"] = not big_vision
     vit_jax = "conv_root/kernel" in plain or any("MultiHeadDotProductAttention_1/" in name for name in theirs)
-    if "pos_embed" not in ours and not vit_jax:  # big_vision alone has a fixed table, which it doesn't store
+    if "pos_embed" not in ours and not vit_jax:  # only big_vision has a fixed table, which it doesn't store
         settings["positions"] = "sincos_2d"
     query = next((t for n, t in plain.items() if n.endswith("encoderblock_0/" + _QUERY)), None)
     if query is not None and query.ndim == 3:
@@ -184,7 +184,7 @@ _QUERY = "MultiHeadDotProductAttention_0/query/kernel"
 
 
 def write(config: ModelConfig, ours: Tensors) -> Tensors:
-    """Return the tensors under Google's names: vit_jax's old ones, or big_vision's where only it has a place."""
+    """Return the tensors under Google's names: vit_jax's old ones, or big_vision's for models that only it has."""
     if isinstance(config, ResNetConfig):
         return to_theirs(BIT_RULES, ours, config, LAYOUT)
     assert isinstance(config, ViTConfig)
@@ -199,7 +199,7 @@ def write(config: ModelConfig, ours: Tensors) -> Tensors:
 
 
 def unsupported(config: ModelConfig) -> str | None:
-    """Say what Google's files have no place for in this model, or None."""
+    """Return the reason why Google's files can't store this model, or None."""
     if isinstance(config, ResNetConfig):
         return None
     if not isinstance(config, ViTConfig):
@@ -209,14 +209,14 @@ def unsupported(config: ModelConfig) -> str | None:
     if isinstance(config, HybridConfig) and _is_big_vision(config):
         return "its hybrids have learned positions with a row for the class token, and no MAP head"
     if config.pool not in ("token", "mean", "map") or config.class_token is not (config.pool == "token"):
-        return f"its ViT has a class token for pool 'token' alone, and no pool {config.pool!r} like this one"
+        return f"its ViT has a class token only for pool 'token', and no pool {config.pool!r} like this one"
     if config.registers or config.layer_scale is not None or config.final_norm != "tokens":
-        return "its ViT has no registers, no LayerScale, and its last norm before the pool"
+        return "its ViT has no registers and no LayerScale, and its last norm comes before the pool"
     return None
 
 
 def numerics(config: ModelConfig) -> dict[str, Numeric]:
-    """Nothing: the numerics of our .npz files stand in the JSON beside them."""
+    """Return nothing: the JSON next to our .npz files states their numerics."""
     return {}
 
 
@@ -226,21 +226,21 @@ def _is_big_vision(config: ViTConfig) -> bool:
 
 
 def _linen_names(theirs: Tensors) -> Tensors:
-    """Return the tensors without prefix, one block a name, numbered as Linen does."""
+    """Return the tensors without prefix, with scanned blocks split, under Linen's names."""
     prefix = next((p for p in PREFIXES if f"{p}embedding/kernel" in theirs), "")
     plain: Tensors = {}
     for name, tensor in theirs.items():
         name = name.removeprefix(prefix)
         if name.startswith("Transformer/encoderblock/"):
             if len(tensor) > MAX_SCANNED:
-                raise InputError(f"{name} says {len(tensor)} layers, at most {MAX_SCANNED} are read")
+                raise InputError(f"{name} has {len(tensor)} layers; the limit is {MAX_SCANNED}")
             if len(plain) + len(tensor) > MAX_TENSORS:
                 raise InputError(f"its scanned blocks hold more than {MAX_TENSORS:,} tensors")
             for layer, part in enumerate(tensor.unbind(0)):
                 plain[name.replace("encoderblock", f"encoderblock_{layer}", 1)] = part
         else:
             plain[_rename_block(name, OLD_TO_LINEN)] = tensor
-    if "probe" in plain:  # old big_vision files keep the MAP head's parts at the top
+    if "probe" in plain:  # old big_vision files have the MAP head's parts at the top level
         tops = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
         plain = {f"MAPHead_0/{n}" if n.startswith(tops) else n: t for n, t in plain.items()}
     return plain

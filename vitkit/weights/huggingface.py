@@ -1,4 +1,4 @@
-"""transformers' ViT and BiT: the names on disk, those that version 5 has in memory, and the folder's JSON files."""
+"""transformers' ViT and BiT: names on disk, version 5's names in memory, and the folder's JSON files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ BIT_RULES = [
 ]
 GELUS = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
 RESAMPLES = {2: "bilinear", 3: "bicubic"}
-# What changes transformers' BiT without a trace in its tensors.
+# Settings that change transformers' BiT but not its tensors.
 BIT_SETTINGS = {
     "layer_type": "preactivation",
     "hidden_act": "relu",
@@ -82,7 +82,7 @@ def matches(names: Collection[str]) -> bool:
 
 
 def read(theirs: Tensors, extra: Document | None = None) -> Reading:
-    """Return the tensors under our names, with what the folder's config says of the model."""
+    """Return the tensors under our names, with what the folder's config says about the model."""
     extra = extra or {}
     bit = any(name.endswith("embedder.convolution.weight") for name in theirs)
     family = "bit" if bit else "vit"
@@ -98,7 +98,7 @@ def read(theirs: Tensors, extra: Document | None = None) -> Reading:
         act = extra.get("hidden_act", "gelu")
         if act not in GELUS:
             raise InputError(
-                f"transformers' activation {act!r} is not supported; one of {', '.join(GELUS)} is"
+                f"transformers' activation {act!r} is not supported; expected one of {', '.join(GELUS)}"
             )
         pooler = extra.get("pooler_act", "tanh")
         if "pre_logits.fc.weight" in ours and pooler != "tanh":
@@ -128,12 +128,12 @@ def read(theirs: Tensors, extra: Document | None = None) -> Reading:
 
 
 def write(config: ModelConfig, ours: Tensors) -> Tensors:
-    """Return the tensors under the names that transformers keeps on disk."""
+    """Return the tensors under transformers' names on disk."""
     return to_theirs(BIT_RULES if isinstance(config, ResNetConfig) else VIT_RULES, ours, config, LAYOUT)
 
 
 def unsupported(config: ModelConfig) -> str | None:
-    """Say what transformers' native models have no place for in this one, or None."""
+    """Return the reason why transformers' native models can't store this one, or None."""
     if isinstance(config, ResNetConfig):
         return None
     if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
@@ -146,7 +146,7 @@ def unsupported(config: ModelConfig) -> str | None:
 
 
 def beyond_first_vit(config: ViTConfig) -> str | None:
-    """Say what this ViT has that the paper's has not, which is all that transformers and torchvision have; or None."""
+    """Return how this ViT differs from the paper's, which is the only one in transformers and torchvision, or None."""
     if config.positions != "learned" or config.positions_at != "stem" or not config.prefix_positions:
         return "its ViT has learned positions with a row for the class token"
     if config.pool != "token" or config.registers or config.final_norm != "tokens":
@@ -157,7 +157,7 @@ def beyond_first_vit(config: ViTConfig) -> str | None:
 
 
 def numerics(config: ModelConfig) -> dict[str, Numeric]:
-    """Return the numerics that transformers computes whatever the config says."""
+    """Return the numerics that are fixed in transformers' code, whatever the config says."""
     if isinstance(config, ResNetConfig):
         return dict(timm.RESNET_NUMERICS)
     return {}
@@ -257,7 +257,7 @@ def _read_preprocessor(values: Document) -> Settings:
     code = values.get("resample", 2)
     if code not in RESAMPLES:
         raise InputError(
-            f"the image processor's resample {code!r} is not supported; bilinear and bicubic are"
+            f"the image processor's resample {code!r} is not supported; expected 2 (bilinear) or 3 (bicubic)"
         )
     result["interpolation"] = RESAMPLES[code]
     size, crop = values.get("size"), values.get("crop_size")
@@ -269,7 +269,7 @@ def _read_preprocessor(values: Document) -> Settings:
 
 
 def _input_size(values: Document) -> list[int] | None:
-    """Return the height and width that an image processor gives; transformers' BiT states them nowhere else."""
+    """Return the output size of an image processor, the only place where transformers' BiT states its input size."""
     for size in (values.get("crop_size"), values.get("size")):
         if isinstance(size, dict) and {"height", "width"} <= size.keys():
             return [size["height"], size["width"]]

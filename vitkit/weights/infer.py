@@ -1,4 +1,4 @@
-"""The config of a model from its tensors' shapes: what a weight file says of the network it fills."""
+"""Infer the config of a model from the names and shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def infer_config(
     """Return the config of the model that these tensors (under our names) belong to.
 
     `settings` come from the file's layout or its config; `named` is the model the user named, and
-    `image_size` the size the user wants. Both help where shapes leave a choice: heads, non-square grids.
+    `image_size` the size the user wants. Both settle what shapes leave open: heads and non-square grids.
     """
     sizes = [settings.get("image_size"), named.size if named else None]
     stated = [as_size(convert(size, Size)) for size in sizes if size is not None]
@@ -41,7 +41,7 @@ def infer_config(
         return _resnet(tensors, settings, [*asked, *stated])
     if "tokenizer.conv_layers.0.0.weight" in tensors:
         return _compact(tensors, settings, named, stated, asked)
-    raise InputError("the file holds no model of a known family")
+    raise InputError("the file doesn't hold a model of a known family")
 
 
 def _vit(
@@ -56,7 +56,7 @@ def _vit(
     depth = _count(tensors, "blocks.", 1)
     mlp = tensors.get("blocks.0.mlp.fc1.weight")
     if patch.ndim != 4 or not depth or mlp is None:
-        raise InputError("the file holds no complete ViT: its blocks or patch embedding are missing")
+        raise InputError("the ViT in the file is incomplete: its blocks or patch embedding are missing")
     found: Settings = {
         "width": width,
         "depth": depth,
@@ -88,7 +88,7 @@ def _vit(
             found["positions"] = "learned_2d"
         elif "blocks.0.attn.relative" in tensors:
             found["positions"] = "relative"
-        elif "positions" in settings:  # fixed tables leave no trace
+        elif "positions" in settings:  # fixed tables are not in the file
             found["positions"] = settings["positions"]
         found["image_size"] = next(iter([*asked, *stated]), (224, 224))
     return from_dict(family, {**settings, **found}, "weight file")
@@ -103,8 +103,8 @@ def _grid_size(
 ) -> tuple[tuple[int, int], bool]:
     """Return the image size that a position table of this many rows belongs to, and whether it has prefix rows.
 
-    A size that was stated comes before a square, and a square before a size that was asked for: asking for
-    112x448 pixels does not mean that a table of 14 x 14 rows was made for them.
+    Stated sizes are tried first, then a square, then the requested size: a request for 112x448 pixels does not
+    mean that a table of 14 x 14 rows was made for them.
     """
     known = settings.get("prefix_positions")
     layouts = [True, False] if known is None else [bool(known)]
@@ -116,7 +116,7 @@ def _grid_size(
                 if dataclasses.replace(probe, image_size=size).num_patches == patches:
                     return size, has_prefix
     raise InputError(
-        f"the position table has {rows} rows, which is no square grid; give the image size it was made for"
+        f"the position table has {rows} rows, which is not a square grid; give the image size that it was made for"
     )
 
 
@@ -140,7 +140,7 @@ def _pool(tensors: Tensors) -> str:
         return "map"
     if "seq_pool.weight" in tensors:
         return "seqpool"
-    # timm normalises after the pool where it takes the mean, even beside a class token
+    # With mean pooling timm normalises after the pool, even if there is a class token.
     return "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "mean"
 
 
@@ -182,7 +182,7 @@ def _compact(
     mlp = tensors.get("classifier.blocks.0.linear1.weight")
     if mlp is None or first.ndim != 4:
         raise InputError(
-            "the file holds no complete Compact Transformer: its blocks or tokenizer are missing"
+            "the Compact Transformer in the file is incomplete: its blocks or tokenizer are missing"
         )
     width = mlp.shape[1]
     convolutions = _count(tensors, "tokenizer.conv_layers.", 2)
@@ -217,7 +217,7 @@ def _classes(tensors: Tensors, name: str) -> int:
 
 
 def _count(tensors: Tensors, prefix: str, place: int) -> int:
-    """Return how many modules are numbered after a prefix."""
+    """Return the number of numbered modules after a prefix."""
     numbers = {name.split(".")[place] for name in tensors if name.startswith(prefix)}
     return len({number for number in numbers if number.isdigit()})
 
@@ -225,24 +225,26 @@ def _count(tensors: Tensors, prefix: str, place: int) -> int:
 def _units(tensors: Tensors, prefix: str) -> tuple[int, ...]:
     place = prefix.count(".")
     stages = _count(tensors, prefix, place)
-    if stages > MAX_STAGES:  # each of them is counted by looking at every name
-        raise InputError(f"the file's ResNet has {stages:,} stages, at most {MAX_STAGES} are read")
+    if stages > MAX_STAGES:  # counting the units of each stage reads every name
+        raise InputError(f"the file's ResNet has {stages:,} stages; the limit is {MAX_STAGES}")
     return tuple(_count(tensors, f"{prefix}{stage}.blocks.", place + 2) for stage in range(stages))
 
 
 def check_name(config: ModelConfig, named: ModelConfig) -> None:
-    """Refuse a file whose model is not the named one."""
+    """Raise InputError if a file's model is not the named one."""
     if type(config) is not type(named):
         kinds = (type(config).__name__, type(named).__name__)
         raise InputError(
-            "the file holds a {}, the name means a {}".format(*(k.removesuffix("Config") for k in kinds))
+            "the file holds a {}, but the name means a {}".format(*(k.removesuffix("Config") for k in kinds))
         )
     _check_fields(vars(config), vars(named))
     if isinstance(config, CompactConfig) and isinstance(named, CompactConfig) and config.pool != named.pool:
-        raise InputError(f"the file's model has pool {config.pool!r}, the named one {named.pool!r}")
+        raise InputError(f"the file's model has pool {config.pool!r}, but the named one has {named.pool!r}")
 
 
 def _check_fields(found: Mapping[str, object], expected: Mapping[str, object]) -> None:
     for field in SHAPE:
         if field in found and found[field] != expected[field]:
-            raise InputError(f"the file's model has {field} {found[field]}, the named one {expected[field]}")
+            raise InputError(
+                f"the file's model has {field} {found[field]}, but the named one has {expected[field]}"
+            )

@@ -1,4 +1,4 @@
-"""Public weights by tag: one literal table, fetched from the hub only when named. No torch needed."""
+"""Public weights by tag: a literal table. Weights are downloaded only when named. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitkit.models.names import IMAGENET_MEAN_STD, canonical_name, model_config,
 Triple = tuple[float, float, float]
 HALF: tuple[Triple, Triple] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 TIMM = "timm's results on ImageNet"
-# Table 3 is of the checkpoints that its authors recommend. timm hosts others of S/32 and R26+S/32, whose rows stay blank.
+# Table 3 is for the checkpoints that the authors recommend. timm hosts other S/32 and R26+S/32, so their top1 is unknown.
 AUGREG = "AugReg paper, table 3"
 
 
@@ -32,14 +32,14 @@ class PublicWeights:
     std: Triple
     licence: str
     top1: float | None = None
-    "Published ImageNet top-1 accuracy in percent, where it is known for this very file."
+    "Published ImageNet top-1 accuracy in percent, if it is known for exactly this file."
     source: str | None = None
     "Who published the accuracy."
     default: bool = False
     "Whether NAME@pretrained means this one."
 
     def size_bytes(self) -> int:
-        """The download's size: four bytes a parameter."""
+        """Return the size of the download: four bytes per parameter."""
         from vitkit.costs import cost_of
 
         config = model_config(self.name, num_classes=self.num_classes, image_size=self.image_size)
@@ -156,7 +156,7 @@ def find_weights(name: str, tag: str) -> PublicWeights:
     rows = [row for row in PUBLIC if row.name == model]
     if row := find_timm_weights(f"{name}.{tag}"):
         return row
-    if tag == "pretrained" and size is not None:  # the default at the size that the name says
+    if tag == "pretrained" and size is not None:  # the default for the size in the name
         fitting = [row for row in rows if row.image_size == size and row.num_classes == 1000]
         rows = [replace(row, default=True) for row in fitting[:1]] or rows
     if not rows:
@@ -166,7 +166,7 @@ def find_weights(name: str, tag: str) -> PublicWeights:
             return row
     tags = [row.tag for row in rows] + ["pretrained"] * any(row.default for row in rows)
     raise InputError(
-        f"no file and no public weights {tag!r} for {model}{did_you_mean(tag, tags) or ';'} it has {', '.join(tags)}"
+        f"{tag!r} is neither a file nor public weights of {model}{did_you_mean(tag, tags) or ';'} its tags are {', '.join(tags)}"
     )
 
 
@@ -175,10 +175,20 @@ def find_timm_weights(name: str) -> PublicWeights | None:
     return next((row for row in PUBLIC if row.hub_id == f"timm/{name}"), None)
 
 
+def known_licence(spec: str) -> str:
+    """Return the licence of the public weights that a MODEL string names, or ''; nothing is downloaded."""
+    name, _, tag = spec.partition("@")
+    try:
+        row = find_weights(name, tag) if tag else find_timm_weights(name.removeprefix("hf-hub:timm/"))
+    except InputError:  # a file
+        return ""
+    return "" if row is None else row.licence
+
+
 def download(
     hub_id: str, announce: Callable[[str], None], size_bytes: int | None = None, licence: str = ""
 ) -> Path:
-    """Return the local folder of a hub model: its config and weights, fetched unless they are in the cache."""
+    """Return the local folder of a hub model: its config and weights, downloaded unless they are in the cache."""
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -198,7 +208,7 @@ def download(
             f"{hub_id} is not in the cache and the hub can't be reached (HF_HUB_OFFLINE set, or no network); "
             "download it elsewhere and pass the folder"
         ) from None
-    except Exception as error:  # the hub's own errors, and whatever its HTTP client raises
+    except Exception as error:  # errors of the hub and of its HTTP client
         cause = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{hub_id} could not be fetched from the hub: {cause}") from None
+        raise InputError(f"{hub_id} could not be downloaded from the hub: {cause}") from None
     return folder

@@ -1,4 +1,4 @@
-"""Rules between our tensor names and another layout's: patterns of names, and how the values move."""
+"""Rules that translate between another layout's tensors and ours: name patterns, and how to convert values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIELD = re.compile(r"\{(\w)(\+1)?(:02)?\}")
 
 @dataclass(frozen=True)
 class Move:
-    """How values move: several of theirs to one of ours, and back."""
+    """Converts one or more of their tensors to one of ours, and back."""
 
     to_ours: Callable[[Sequence[Tensor]], Tensor]
     to_theirs: Callable[[Tensor, ModelConfig], Sequence[Tensor]]
@@ -29,7 +29,7 @@ class Move:
 class Rule:
     """One of our names, their name or names for it, and the move between them.
 
-    Names may hold fields: {i} a number, {i+1} the same counted from one, {i+1:02} with two digits.
+    Names may hold fields: {i} is a number, {i+1} the same number counted from one, {i+1:02} with two digits.
     """
 
     ours: str
@@ -84,7 +84,7 @@ def to_ours(rules: Iterable[Rule], theirs: Tensors) -> tuple[Tensors, list[str]]
             names = [pattern.format(values) for pattern in rule.their_patterns]
             absent = [name for name in names if name not in theirs]
             if absent:
-                raise InputError(f"tensor {absent[0]} is missing, though {name} is there")
+                raise InputError(f"tensor {absent[0]} is missing, although {name} is present")
             target = rule.our_pattern.format(values)
             try:
                 ours[target] = rule.move.to_ours([theirs[name] for name in names])
@@ -96,7 +96,7 @@ def to_ours(rules: Iterable[Rule], theirs: Tensors) -> tuple[Tensors, list[str]]
 
 
 def to_theirs(rules: Iterable[Rule], ours: Tensors, config: ModelConfig, layout: str) -> Tensors:
-    """Return the tensors under their names; a tensor that their layout has no place for is an error."""
+    """Return the tensors under their names; raise InputError for a tensor that their layout doesn't have."""
     theirs: Tensors = {}
     rules = list(rules)
     for name, tensor in ours.items():
@@ -125,12 +125,12 @@ def _split_heads(weight: Tensor, config: ModelConfig, parts: int) -> list[Tensor
 
 
 def split_heads(parts: int) -> Move:
-    """Flax attention kernels (width, heads, size), each part its own, against one stacked matrix."""
+    """Convert separate Flax attention kernels (width, heads, size) to one stacked matrix, and back."""
     return Move(_stack_heads, lambda weight, config: _split_heads(weight, config, parts))
 
 
 def split_head_biases(parts: int) -> Move:
-    """Flax attention biases (heads, size) against one stacked vector."""
+    """Convert Flax attention biases (heads, size) to one stacked vector, and back."""
     return Move(
         lambda biases: torch.cat([bias.flatten() for bias in biases]),
         lambda bias, config: [part.unflatten(0, (_heads(config), -1)) for part in bias.chunk(parts)],
@@ -138,26 +138,26 @@ def split_head_biases(parts: int) -> Move:
 
 
 def stacked(parts: int) -> Move:
-    """Matrices or vectors of their own against one stacked along the first axis."""
+    """Convert separate matrices or vectors to one stacked along the first axis, and back."""
     return Move(lambda tensors: torch.cat(list(tensors)), lambda tensor, _: tensor.chunk(parts))
 
 
 COPY = Move(lambda tensors: tensors[0], lambda tensor, _: [tensor])
 DENSE = Move(lambda tensors: tensors[0].permute(1, 0), lambda tensor, _: [tensor.permute(1, 0)])
 CONV = Move(lambda tensors: tensors[0].permute(3, 2, 0, 1), lambda tensor, _: [tensor.permute(2, 3, 1, 0)])
-# Old files keep norms as (1, 1, 1, channels).
+# Old files store norms as (1, 1, 1, channels).
 VECTOR = Move(lambda tensors: tensors[0].flatten(), lambda tensor, _: [tensor])
 # Flax's attention output kernel is (heads, size, width).
 OUT = Move(
     lambda tensors: tensors[0].flatten(0, 1).mT,
     lambda tensor, config: [tensor.mT.unflatten(0, (_heads(config), -1))],
 )
-# A 1x1 convolution against a dense layer.
+# Their dense layer is our 1x1 convolution.
 POINTWISE = Move(lambda tensors: tensors[0][:, :, None, None], lambda tensor, _: [tensor[:, :, 0, 0]])
 
 
 def copies(pairs: Iterable[tuple[str, str]], move: Move = COPY) -> list[Rule]:
-    """Rules for pairs of modules that both have a weight and a bias."""
+    """Return the rules for pairs of modules that have a weight and a bias."""
     return [
         Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",), move)
         for ours, theirs in pairs

@@ -1,4 +1,4 @@
-"""timm's layout, whose names are ours (as are Compact-Transformers' for its family), and timm's config.json."""
+"""timm's layout and config.json. Our names are timm's (for Compact Transformers, their authors')."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitkit.models.names import find_name, model_config, other_name
 from vitkit.weights.files import Document, Numeric, Reading, Settings, Tensors
 
 LAYOUT = "timm's layout"
-# How timm's and transformers' ResNets compute, whatever wrote their weights.
+# The numerics of timm's and transformers' ResNets, whichever code wrote the weights.
 RESNET_NUMERICS: dict[str, Numeric] = {
     "standardization": "variance",
     "standardization_epsilon": 1e-8,
@@ -32,7 +32,7 @@ RESNETS = frozenset(
     "resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit resnetv2_152x2_bit "
     "resnetv2_152x4_bit".split()
 )
-# Arguments of timm's models that the tensors' shapes tell, that are read here, or that matter in training alone.
+# Arguments of timm's models that are implied by tensor shapes, read here, or used only in training.
 MODEL_ARGS = frozenset(
     "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_ratio class_token reg_tokens init_values "
     "global_pool fc_norm no_embed_class pos_embed act_layer drop_rate pos_drop_rate patch_drop_rate proj_drop_rate "
@@ -40,7 +40,7 @@ MODEL_ARGS = frozenset(
 )
 POOLS = {"token": "token", "mean": "avg", "map": "map", "none": ""}
 POOLS_BACK = {theirs: ours for ours, theirs in POOLS.items()}
-# What timm keeps in its code and not in config.json: architectures with the tanh GELU, and with other heads.
+# In timm's code but not in config.json: architectures with the tanh GELU, and with another number of heads.
 TANH = (
     "vit_base_patch32_siglip",
     "vit_giantopt_patch16_siglip",
@@ -59,7 +59,7 @@ def matches(names: Collection[str]) -> bool:
 
 
 def read(theirs: Tensors, extra: Document | None = None) -> Reading:
-    """Return the tensors as they are, with what timm's config says of the model."""
+    """Return the tensors unchanged, with what timm's config says about the model."""
     if "tokenizer.conv_layers.0.0.weight" in theirs:
         return Reading(theirs)
     settings: Settings = {}
@@ -81,7 +81,7 @@ def _read_config(reading: Reading, config: Document) -> None:
         raise InputError(f"timm's model argument {unknown[0]!r} is not supported")
     architecture = str(config.get("architecture"))
     if "patch_embed.proj.weight" in reading.tensors:
-        with suppress(InputError, AttributeError):  # an architecture that timm has and we don't name
+        with suppress(InputError, AttributeError):  # an architecture of timm that we have no name for
             settings["heads"] = model_config(architecture).heads  # type: ignore[attr-defined]
         if architecture in HEADS:
             settings["heads"] = HEADS[architecture]
@@ -89,7 +89,9 @@ def _read_config(reading: Reading, config: Document) -> None:
             settings["heads"] = args["num_heads"]
         pool = args.get("global_pool", config.get("global_pool", "token"))
         if pool not in POOLS_BACK:
-            raise InputError(f"timm's pool {pool!r} is not supported; one of {', '.join(POOLS_BACK)} is")
+            raise InputError(
+                f"timm's pool {pool!r} is not supported; expected one of {', '.join(map(repr, POOLS_BACK))}"
+            )
         settings["pool"] = POOLS_BACK[pool]
         if "no_embed_class" in args:
             settings["prefix_positions"] = not args["no_embed_class"]
@@ -97,7 +99,7 @@ def _read_config(reading: Reading, config: Document) -> None:
             settings["positions"] = "none"
         act = args.get("act_layer", "gelu_tanh" if architecture.startswith(TANH) else "gelu")
         if act not in ("gelu", "gelu_tanh"):
-            raise InputError(f"timm's activation {act!r} is not supported; gelu and gelu_tanh are")
+            raise InputError(f"timm's activation {act!r} is not supported; expected gelu or gelu_tanh")
         settings["gelu"] = "tanh" if act == "gelu_tanh" else "erf"
     states = config.get("pretrained_cfg") or {}
     if size := args.get("img_size") or (states.get("input_size") or [])[1:]:
@@ -113,14 +115,14 @@ def _read_config(reading: Reading, config: Document) -> None:
 
 
 def write(config: ModelConfig, ours: Tensors) -> Tensors:
-    """Return the tensors as they are."""
+    """Return the tensors unchanged."""
     return ours
 
 
 def unsupported(config: ModelConfig) -> str | None:
-    """Say what timm has no place for in this model, or None."""
+    """Return the reason why timm doesn't have this model, or None."""
     if isinstance(config, (HybridConfig, ResNetConfig)) and _registered(config) is None:
-        return "timm doesn't list this size"
+        return "it doesn't list this size"
     if isinstance(config, ResNetConfig):
         return None
     if not isinstance(config, ViTConfig):
@@ -135,7 +137,7 @@ def unsupported(config: ModelConfig) -> str | None:
 
 
 def numerics(config: ModelConfig) -> dict[str, Numeric]:
-    """Return the numerics that timm computes whatever the config says."""
+    """Return the numerics that are fixed in timm's code, whatever the config says."""
     found: dict[str, Numeric] = {}
     if isinstance(config, ViTConfig):
         found["norm_epsilon"] = 1e-6

@@ -1,4 +1,4 @@
-"""torchvision's VisionTransformer, in the names it writes now and in its older ones."""
+"""torchvision's VisionTransformer, with its current and its older names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def matches(names: Collection[str]) -> bool:
 
 
 def read(theirs: Tensors, extra: Document | None = None) -> Reading:
-    """Return the tensors under our names, with torchvision's numerics and ImageNet's mean and deviation."""
+    """Return the tensors under our names, with torchvision's numerics and ImageNet's mean and standard deviation."""
     plain = {name.replace(".linear_1.", ".0.").replace(".linear_2.", ".3."): t for name, t in theirs.items()}
     ours, unused = to_ours(RULES, plain)
     settings: Settings = {
@@ -58,20 +58,20 @@ def write(config: ModelConfig, ours: Tensors) -> Tensors:
 
 
 def unsupported(config: ModelConfig) -> str | None:
-    """Say what torchvision has no place for in this model, or None."""
+    """Return the reason why torchvision doesn't have this model, or None."""
     if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):
         return "it has plain ViTs only"
     if reason := beyond_first_vit(config):
         return reason
     if config.size[0] != config.size[1] or config.size[0] % config.patch:
-        return "its images are squares of whole patches"
+        return "its images are square, with a whole number of patches"
     if config.channels != 3:
         return "its images have three channels"
     if not config.num_classes:
-        return "its ViT has a head"
+        return "its ViT always has a head"
     return None
 
 
 def numerics(config: ModelConfig) -> dict[str, Numeric]:
-    """Return the numerics that torchvision computes whatever the config says."""
+    """Return the numerics that are fixed in torchvision's code, whatever the config says."""
     return {"gelu": "erf", "norm_epsilon": 1e-6}

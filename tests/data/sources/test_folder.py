@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
+import subprocess
 import tempfile
 import unicodedata
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.decode import decode
-from vitkit.data.open import open_data
+from vitkit.data.open import list_splits, open_data
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 
@@ -131,7 +131,7 @@ def test_other_folders_beside_splits_are_left_out_and_told(tmp_path: Path) -> No
     assert found(source) == [("a", "1.png")]
     assert source.notes == (
         f"{tmp_path}: skipped labels, next to the folders of its splits",
-        f"{tmp_path}/train: left out 2 files, not images: 1 .xml, 1 .txt",
+        f"{tmp_path}/train: skipped 2 files, not images: 1 .xml, 1 .txt",
         f"{tmp_path}: 1 class, sorted by name: a",
     )
 
@@ -142,10 +142,6 @@ def test_other_folders_beside_splits_are_left_out_and_told(tmp_path: Path) -> No
         (
             ["1.png", "2.png"],
             "{root} holds 2 images but no class folders; expected FOLDER/CLASS/image.jpg, or",
-        ),
-        (
-            ["train/a/1.png", "val/1.png"],
-            "{root}/val holds images but no class folders; expected FOLDER/CLASS/",
         ),
         (["a/1.txt", "a/2.png.1"], "no images in {root}: only 1 .txt, 1 .1; expected FOLDER/CLASS/image.jpg"),
         (["Data/train/a/1.png", "read.me"], "{root} holds its splits one folder deeper: open {root}/Data"),
@@ -170,24 +166,131 @@ def test_shards_that_are_compressed_are_told(tmp_path: Path) -> None:
     assert error(root).endswith("or .tar files: gunzip makes them of .tar.gz")
 
 
-def test_a_class_without_images_is_an_error_but_to_who_looks_for_faults(tmp_path: Path) -> None:
+def test_a_class_without_images_is_skipped_and_told(tmp_path: Path) -> None:
     root = write(
         tmp_path, {"train/a/1.png": b"", "train/b/1.txt": b"", "val/a/1.png": b"", "val/b/1.txt": b""}
     )
-    fault = f"{root}/train: classes without images: b; add images, or remove the folders"
-    with pytest.raises(InputError, match=f"^{re.escape(fault)}$"):
-        open_data(f"{root}:train")
-    train, val = open_data(f"{root}:train", tolerate=True), open_data(f"{root}:val")
+    train, val = open_data(f"{root}:train"), open_data(f"{root}:val")
     assert train.class_names == val.class_names == ("a",)
-    assert train.faults == (fault,) and not val.faults
+    told = f"{root}/train: skipped 1 class folder without images: b"
+    assert told in train.notes and not train.faults
+    assert not any("without images" in note for note in val.notes), "what is not measured need not be there"
+    (tmp_path / "val/b/1.png").touch()
+    assert "has class 'b', which" in error(f"{root}:val"), "a class that can't be learned can't be measured"
 
 
-def test_a_split_without_images_is_left_out_and_told(tmp_path: Path) -> None:
+def test_what_systems_leave_in_folders_is_no_data(tmp_path: Path) -> None:
+    files = ["a/1.png", "b/2.png", ".DS_Store", "a/.DS_Store", "a/Thumbs.db", "b/desktop.ini", "read.me"]
+    files += ["__MACOSX/a/._1.png", "__MACOSX/a/x.png", "a/@eaDir/1.png/thumb.jpg", "$RECYCLE.BIN/3.png"]
+    source = open_data(write(tmp_path, dict.fromkeys(files, b"")) + ":all")
+    assert found(source) == [("a", "1.png"), ("b", "2.png")]
+    assert source.notes == (
+        f"{tmp_path}: skipped 3 files, not images: 1 .me, 1 .db, 1 .ini",
+        f"{tmp_path}: 2 classes, sorted by name: a, b",
+    )
+
+
+def test_a_folder_inside_a_class_is_a_class_and_warned_of(tmp_path: Path) -> None:
+    root = write(tmp_path, {"train/Springer Spaniel/1.png": b"", "train/b/2.png": b"", "val/b/3.png": b""})
+    write(tmp_path, {"train/Springer Spaniel/more/2019/1.png": b""})
+    source = open_data(root)
+    folder = f"{root}/train/Springer Spaniel/more/2019"
+    assert source.class_names == ("Springer Spaniel", "Springer Spaniel/more/2019", "b")
+    [warning] = [note for note in source.notes if note.kind == "warning"]
+    assert warning == (
+        f"'{folder}' is inside the class 'Springer Spaniel' and became a class of its own "
+        "('Springer Spaniel/more/2019'); move its images up if that is not meant"
+    )
+    assert not any(note.kind == "warning" for note in open_data(f"{root}:val").notes)
+    write(tmp_path, {f"train/b/{number}/1.png": b"" for number in range(3)})
+    [warning] = [note for note in open_data(root).notes if note.kind == "warning"]
+    assert warning == (
+        f"4 folders are inside a class and became classes of their own ('{folder}', '{root}/train/b/0', "
+        f"'{root}/train/b/1' and 1 more); move their images up if that is not meant"
+    )
+
+
+def test_folders_of_folders_are_no_accident(tmp_path: Path) -> None:
+    root = write(tmp_path, {"train/dogs/poodle/1.png": b"", "train/dogs/husky/1.png": b""})
+    assert not any(note.kind == "warning" for note in open_data(root).notes)
+
+
+def test_a_class_of_one_image_is_learned_from_alone(tmp_path: Path, png: Png) -> None:
+    files = {f"a/{number}.png": png(number) for number in range(10)} | {
+        "b/1.png": png(50),
+        "c/1.png": png(51),
+    }
+    root = write(tmp_path, files)
+    told = f"{root}: too few images to measure 2 classes, learned from alone: b, c"
+    counts = {}
+    for split in ("train", "val", "test"):
+        source = open_data(f"{root}:{split}")
+        assert source.notes[-1] == told and source.class_names == ("a", "b", "c")
+        counts[split] = [int((source.labels == number).sum()) for number in range(3)]
+    assert counts == {"train": [8, 1, 1], "val": [1, 0, 0], "test": [1, 0, 0]}
+
+
+@pytest.mark.parametrize("files", [["test/a/b/"], ["test/"], ["test/read.me"], ["test/a/b/", "test/9.png"]])
+def test_a_split_without_images_in_class_folders_is_skipped_and_told(
+    tmp_path: Path, files: list[str]
+) -> None:
     root = write(tmp_path, {"train/a/b/1.png": b"", "val/a/b/2.png": b""})
-    (tmp_path / "test/a/b").mkdir(parents=True)
-    assert f"{root}: skipped test (no images), next to the folders of its splits" in open_data(root).notes
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    assert f"{root}: skipped {root}/test: no images in class folders" in open_data(root).notes
+    assert list_splits(root) == ["train", "val"]
     assert open_data(root, default="measure").split == "val"
-    assert error(f"{root}:test") == f"{root} has no split 'test'; it has train, val, all"
+    held = "holds 1 image but no class folders" if "test/9.png" in files else "no images in"
+    assert held in error(f"{root}:test")
+
+
+def test_without_images_to_train_on_the_rest_can_still_be_measured(tmp_path: Path) -> None:
+    root = write(tmp_path, {"val/a/1.png": b"", "val/b/2.png": b""})
+    (tmp_path / "train/a").mkdir(parents=True)
+    assert open_data(root, default="measure").class_names == ("a", "b")
+    for asked in ("", ":train"):
+        assert error(root + asked).startswith(f"no images in {root}/train; expected FOLDER/CLASS/")
+    shutil.rmtree(tmp_path / "val")
+    write(tmp_path, {"train/a/1.png": b"", "test/1.png": b""})
+    with pytest.raises(InputError) as caught:
+        open_data(root, default="measure")
+    assert str(caught.value) == (
+        f"{root} has no test or val split, only train: name the one to take, such as '{root}:train' "
+        f"({root}/test: no images in class folders)"
+    )
+
+
+def labelling(root: str) -> str:
+    """What an error on a folder of images without classes says after the layout."""
+    return error(root).partition("with val or test next to train; ")[2]
+
+
+def test_a_flat_folder_says_how_to_label_it(tmp_path: Path) -> None:
+    root = write(tmp_path / "flat", {"1.png": b"", "n01440764_2.JPEG": b""})
+    assert labelling(root) == f"or list them in {root}/labels.csv, columns image,label, and open that"
+    write(tmp_path / "flat", {"mine.csv": b"image,label\n1.png,cat\n"})
+    assert labelling(root) == f"if {root}/mine.csv labels them, open that"
+    assert open_data(f"{root}/mine.csv:all").class_names == ("cat",)
+    val = write(tmp_path / "val", {"ILSVRC2012_val_00000001.JPEG": b""})
+    assert labelling(f"{val}:val").startswith(
+        "names of ImageNet's validation images hold no label: list them"
+    )
+
+
+def test_the_command_for_files_with_wordnet_ids_labels_them(tmp_path: Path, png: Png) -> None:
+    files = {"n01440764_10026.JPEG": png(1), "n01443537_7.JPEG": png(2), "n01440764_tench b.png": png(3)}
+    root = write(tmp_path / "some images", files)
+    start, command = labelling(root).split(": ", 1)
+    command, _, then = command.partition("; then open ")
+    assert start == "or label them by the WordNet ids in their names"
+    subprocess.run(["sh", "-c", command], check=True)
+    source = open_data(then.strip("'"))
+    assert found(source) == [
+        ("n01440764", "n01440764_10026.JPEG"),
+        ("n01440764", "n01440764_tench b.png"),
+        ("n01443537", "n01443537_7.JPEG"),
+    ]
 
 
 def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
@@ -372,4 +475,4 @@ def test_a_pipe_named_like_an_image_is_left_out(tmp_path: Path, png: Png) -> Non
     os.mkfifo(tmp_path / "photos/train/a/3.png")
     source = open_data(root, default="train")
     assert found(source) == [("a", "1.png"), ("b", "2.png")]
-    assert f"{root}/train: left out 1 file, not images: 1 .png" in source.notes
+    assert f"{root}/train: skipped 1 file, not images: 1 .png" in source.notes

@@ -100,6 +100,11 @@ def test_files_that_are_missing_are_counted_in_one_error(tmp_path: Path) -> None
     assert sum(len(open_data(f"{path}:{split}", tolerate=True)) for split in ("train", "test")) == 3
 
 
+def test_a_single_missing_file_is_an_unreadable_image(tmp_path: Path) -> None:
+    source = open_data(table(tmp_path, "path,label\n1.png,a\nno.png,a\n2.png,b\n") + ":all")
+    assert len(source) == 3 and not source.faults
+
+
 def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
     assert open_data(table(tmp_path, "path,label\n1.png,10\n2.png,2\n") + ":all").class_names == ("2", "10")
 

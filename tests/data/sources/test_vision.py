@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from torchvision import datasets
 
 from vitkit.data.decode import decode
 from vitkit.data.open import open_data
-from vitkit.data.sources.source import Absent
+from vitkit.data.sources.source import Absent, Files
 from vitkit.data.sources.vision import DATA_SETS
 from vitkit.errors import InputError
 
@@ -278,12 +279,66 @@ def test_data_that_is_not_there_says_how_to_get_it(name: str, tmp_path: Path) ->
     for root in (tmp_path, tmp_path / "no"):
         with pytest.raises(InputError) as error:
             open_data(f"{name}:train[root={root}]", default="train")
+        expected = LAYOUTS.get(name, "").format(root=root)
         advice = (
-            "put ImageNet's"
+            "put ImageNet's own archives into root=FOLDER, or open a folder of it as './imagenet:val'"
             if name == "imagenet"
-            else r"add \[download=true\] to fetch it \([^)]+B\), or say where"
+            else f"add [download=true] to fetch it ({DATA_SETS[name].size}), or say where it is: [root=FOLDER]"
         )
-        assert re.match(f"{name} is not in {root}; {advice}", str(error.value)), error.value
+        assert re.fullmatch(f"{name} is not in {root}: expected .*; {re.escape(advice)}", str(error.value))
+        assert expected in str(error.value)
+
+
+LAYOUTS = {
+    "dtd": "expected {root}/dtd/dtd/ with images and labels, or these in {root} itself; ",
+    "flowers102": "expected {root}/flowers-102/ with jpg, imagelabels.mat and setid.mat, or these in {root} itself; ",
+    "imagenet": "expected train and val with a folder for each class, and meta.bin; ",
+    "pets": "expected {root}/oxford-iiit-pet/ with images and annotations, or these in {root} itself; ",
+    "svhn": "expected {root}/train_32x32.mat; ",
+}
+
+
+@pytest.mark.parametrize("name", [name for name, row in DATA_SETS.items() if row.folder])
+def test_a_root_is_found_as_people_unpack_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "root").mkdir()
+    ROOTS[name](tmp_path / "root")
+    folder = DATA_SETS[name].folder
+    whole = tmp_path / "root" / folder
+    expected = content(f"{name}:all[root={tmp_path}/root]")
+    assert content(f"{name}:all[root={whole}]") == expected, "the folder itself"
+    for part in Path(folder).parents:
+        assert content(f"{name}:all[root={tmp_path / 'root' / part}]") == expected
+    (tmp_path / "mine").mkdir()
+    shutil.move(whole, tmp_path / "mine/unpacked here")
+    monkeypatch.chdir(tmp_path / "mine")
+    source = open_data(f"{name}:all[root=unpacked here]")
+    assert content(f"{name}:all[root=unpacked here]") == expected, "by any name"
+    if isinstance(source, Files):
+        assert source.where(0).startswith("unpacked here/")
+    shutil.move("unpacked here", Path(folder).name)
+    assert content(f"{name}:all[root=.]") == expected, "without the folders above it"
+    assert content(f"{name}:all[root={Path(folder).name}]") == expected
+
+
+def content(spec: str) -> list[tuple[int, bytes]]:
+    """Labels and pixels."""
+    source = open_data(spec)
+    return [
+        same(int(label), decode(source.read(index)).permute(1, 2, 0))
+        for index, label in enumerate(source.labels)
+    ]
+
+
+def test_what_is_missing_is_named_where_it_is(tmp_path: Path) -> None:
+    pets(tmp_path)
+    shutil.move(tmp_path / "oxford-iiit-pet", tmp_path / "unpacked")
+    (tmp_path / "unpacked/annotations/test.txt").unlink()
+    with pytest.raises(InputError) as error:
+        open_data(f"pets:test[root={tmp_path}/unpacked]")
+    assert str(error.value).startswith(f"cannot open pets in {tmp_path}/unpacked: ")
+    assert f"'{tmp_path}/unpacked/annotations/test.txt'" in str(error.value)
 
 
 def test_a_download_happens_only_where_it_is_asked_for(
@@ -296,7 +351,7 @@ def test_a_download_happens_only_where_it_is_asked_for(
     monkeypatch.setattr(datasets.CIFAR10, "download", download)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    with pytest.raises(InputError, match=f"cifar10 is not in {tmp_path}/data; "):
+    with pytest.raises(InputError, match=f"cifar10 is not in {tmp_path}/data: expected "):
         open_data("cifar10", default="train")
     assert len(open_data("cifar10[download=true]", default="train")) == 20
     assert capsys.readouterr().out == ""

@@ -12,7 +12,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.images import EXTENSIONS
+from vitkit.data.images import EXTENSIONS, is_hidden
 from vitkit.data.sources.source import reason
 from vitkit.data.splits import WORDS
 from vitkit.errors import InputError
@@ -149,7 +149,7 @@ def _short(text: str) -> str:
 
 def _has_images_below(folder: str) -> bool:
     for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not is_hidden(name)]
         if parent != folder and any(os.path.splitext(name)[1].lower() in EXTENSIONS for name in files):
             return True
     return False

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from vitkit.data.images import EXTENSIONS
+from vitkit.data.images import EXTENSIONS, is_hidden
 from vitkit.data.sources.labels import clean, name_classes, number_labels, say_classes
 from vitkit.data.sources.source import Files, Source
 from vitkit.data.spec import DataSpec
@@ -16,7 +19,11 @@ from vitkit.data.splits import MADE, WORDS, Default, choose_split, counted, list
 from vitkit.errors import InputError
 from vitkit.notes import Note
 
-LAYOUT = "expected FOLDER/CLASS/image.jpg, or FOLDER/train/CLASS/image.jpg with val or test beside train"
+LAYOUT = "expected FOLDER/CLASS/image.jpg, or FOLDER/train/CLASS/image.jpg with val or test next to train"
+TABLE = "labels.csv"
+"What messages call a table of labels for images without class folders."
+_WORDNET = re.compile(r"n[0-9]{8}_")
+_VALIDATION = re.compile(r"ILSVRC2012_val_[0-9]{8}\.", re.IGNORECASE)
 
 
 @dataclass
@@ -34,6 +41,17 @@ class Scan:
     "Suffix -> number of files that are no images."
 
 
+class Splits(NamedTuple):
+    """What the names of folders say of splits."""
+
+    folders: dict[str, str]
+    "Split -> folder, in the order of train, val, test."
+    others: list[str]
+    "Names of other folders next to them."
+    unusable: dict[str, str]
+    "Split -> folder without images, or without class folders where labels are needed."
+
+
 def open_folder(
     root: str,
     spec: DataSpec,
@@ -47,16 +65,29 @@ def open_folder(
     the split that they are in anyway.
     """
     name = spec.source
-    splits, left_out = find_splits(root, labelled)
-    if not splits and (inner := _only_folder(root)) and find_splits(inner, labelled)[0]:
+    named = find_splits(root, labelled)
+    splits = named.folders
+    if not splits and (inner := _only_folder(root)) and find_splits(inner, labelled).folders:
         raise InputError(f"{root} holds its splits one folder deeper: open {inner}")
     own = _own_split(root, spec.split, default) if not splits else None
     if own:
         split, notes = own, [Note(f"{name}: all of it is {own!r}, by its name", "data")]
     else:
-        split, notes = choose_split(list(splits or MADE), spec.split, default, name)
-    if left_out:
-        notes.append(Note(f"{name}: skipped {listed(left_out)}, next to the folders of its splits", "data"))
+        asked = WORDS.get(spec.split or default)
+        if asked in named.unusable:
+            _check(scan(named.unusable[asked]), named.unusable[asked], labelled)
+        try:
+            split, notes = choose_split(list(splits or MADE), spec.split, default, name)
+        except InputError as error:
+            if not named.unusable:
+                raise
+            raise InputError(f"{error} ({_without_images(named)})") from None
+    if named.others:
+        notes.append(
+            Note(f"{name}: skipped {listed(named.others)}, next to the folders of its splits", "data")
+        )
+    if named.unusable:
+        notes.append(Note(f"{name}: skipped {_without_images(named)}", "data"))
     folders = {"all": root}
     if splits:
         folders = splits if split == "all" else {split: splits[split]}
@@ -67,6 +98,8 @@ def open_folder(
             found.paths, found.loose, found.empty = [*found.loose, *found.paths], [], []
         _check(found, folders[part], labelled)
         notes += _notes(found, folders[part])
+        if labelled and (part in ("train", "all") or "train" not in splits):
+            notes += _oddities(found, folders[part])
     paths = [path for found in scans.values() for path in found.paths]
     labels = [label for found in scans.values() for label in found.classes]
     class_names = name_classes(labels) if not labelled else _class_names(scans, splits, classes)
@@ -75,17 +108,12 @@ def open_folder(
     if labelled:
         notes.append(say_classes(name, class_names))
     source = Files(name, split, class_names, numbers, paths, notes)
-    source.faults = tuple(
-        f"{folders[part]}: classes without images: {listed(found.empty)}; add images, or remove the folders"
-        for part, found in scans.items()
-        if found.empty and part in ("train", "all")
-    )
     return source if splits or own else make_split(source, split, root)
 
 
 def list_folder_splits(root: str) -> list[str]:
     """Return the splits that a folder has by the names of its folders, or by its own; none where they are made."""
-    splits, _ = find_splits(root)
+    splits = find_splits(root).folders
     own = WORDS.get(os.path.basename(os.path.abspath(root)).lower())
     return list(splits) or ([own] if own else [])
 
@@ -98,35 +126,35 @@ def _own_split(root: str, asked: str | None, default: Default) -> str | None:
     return named if (named == "train") == (default == "train") else None
 
 
-def find_splits(root: str, labelled: bool = True) -> tuple[dict[str, str], list[str]]:
-    """Return the folder of each split, and the names of other folders beside them.
+def find_splits(root: str, labelled: bool = True) -> Splits:
+    """Return the folder of each split, and what lies next to them.
 
-    A folder named like a split is one when it holds folders, and for val and test images too; otherwise it is a class.
-    Where labels aren't needed and all folders are named like splits, it is enough that it holds images.
+    A folder named like a split is one when it holds folders, and images at any depth; where no folder does, they are
+    classes. Where labels aren't needed and all folders are named like splits, it is enough that it holds images.
     """
     found: dict[str, str] = {}
-    left_out, flat = [], []
+    others: list[str] = []
+    unusable: dict[str, str] = {}
     entries = [entry for entry in _list(root) if _is_folder(entry)]
     may_be_flat = not labelled and all(entry.name.lower() in WORDS for entry in entries)
     for entry in entries:
         split = WORDS.get(entry.name.lower())
-        inside = _list(entry.path) if split else []
-        folders = [child.path for child in inside if _is_folder(child)]
+        if split is None:
+            others.append(entry.name)
+            continue
+        folders = [child.path for child in _list(entry.path) if _is_folder(child)]
         if may_be_flat and _holds_image(entry.path):
             folders.append(entry.path)
-        if split is None or not folders:
-            left_out.append(entry.name)
-            if split and _holds_image(entry.path):
-                flat.append(entry.path)
+        if not (any(map(_holds_image, folders)) or (folders and scan(entry.path).paths)):
+            unusable.setdefault(split, entry.path)
         elif split in found:
             raise InputError(f"{found[split]} and {entry.path} are the same split: keep one of them")
-        elif split == "train" or any(map(_holds_image, folders)) or scan(entry.path).paths:
-            found[split] = entry.path
         else:
-            left_out.append(f"{entry.name} (no images)")
-    if found and flat:
-        raise InputError(f"{flat[0]} holds images but no class folders; {LAYOUT}")
-    return {split: found[split] for split in MADE if split in found}, left_out if found else []
+            found[split] = entry.path
+    if not found:
+        return Splits({}, [], {})
+    unusable = {split: folder for split, folder in unusable.items() if split not in found}
+    return Splits({split: found[split] for split in MADE if split in found}, others, unusable)
 
 
 def scan(root: str) -> Scan:
@@ -176,19 +204,71 @@ def _check(found: Scan, root: str, labelled: bool) -> None:
     if found.paths:
         return
     if found.loose:
-        raise InputError(f"{root} holds {counted(len(found.loose), 'image')} but no class folders; {LAYOUT}")
+        held = f"{root} holds {counted(len(found.loose), 'image')} but no class folders; {LAYOUT}"
+        raise InputError(held + (_how_to_label(root, found.loose) if labelled else ""))
     held = f": only {_suffixes(found)}" if found.others else ""
     packed = ", or .tar files: gunzip makes them of .tar.gz" if found.others[".gz"] else ""
     layout = LAYOUT if labelled else "expected images"
     raise InputError(f"no images in {root}{held}; {layout}{packed}")
 
 
+def _how_to_label(root: str, images: Sequence[str]) -> str:
+    """Say how images that are in no class folder get labels: by a table, which names of ImageNet's files can make."""
+    names, table = list(map(os.path.basename, images)), os.path.join(root, TABLE)
+    tables = [entry.path for entry in _list(root) if entry.name.lower().endswith(".csv")]
+    if tables:
+        return f"; if {tables[0]} labels them, open that"
+    if all(map(_WORDNET.match, names)):
+        folder, file = shlex.quote(root), shlex.quote(table)
+        command = rf"(echo image,label; ls {folder} | sed -nE 's/^(n[0-9]{{8}})_.*/&,\1/p') > {file}"
+        return f"; or label them by the WordNet ids in their names: {command}; then open '{table}:all'"
+    if all(map(_VALIDATION.match, names)):
+        return (
+            "; names of ImageNet's validation images hold no label: list them with their WordNet ids in "
+            f"{table}, columns image,label, and open that; vit eval --real real.json needs no labels"
+        )
+    return f"; or list them in {table}, columns image,label, and open that"
+
+
+def _without_images(named: Splits) -> str:
+    return f"{listed(list(named.unusable.values()))}: no images in class folders"
+
+
 def _notes(found: Scan, root: str) -> Iterator[Note]:
     if found.loose:
-        yield Note(f"{root}: left out, in no class folder: {counted(len(found.loose), 'image')}", "data")
+        yield Note(f"{root}: skipped {counted(len(found.loose), 'image')} in no class folder", "warning")
     if found.others:
         files = counted(found.others.total(), "file")
-        yield Note(f"{root}: left out {files}, not images: {_suffixes(found)}", "data")
+        yield Note(f"{root}: skipped {files}, not images: {_suffixes(found)}", "data")
+
+
+def _oddities(found: Scan, root: str) -> Iterator[Note]:
+    """Say which folders are not the classes that they may have been meant to be."""
+    if found.empty:
+        folders = counted(len(found.empty), "class folder")
+        yield Note(f"{root}: skipped {folders} without images: {listed(found.empty)}", "data")
+    folders_of = {name: os.path.dirname(path) for name, path in zip(found.classes, found.paths, strict=True)}
+    inside = {name: outer for name in folders_of if (outer := _class_around(name, folders_of))}
+    if not inside:
+        return
+    name, outer = next(iter(inside.items()))
+    if len(inside) == 1:
+        text = f"'{folders_of[name]}' is inside the class '{outer}' and became a class of its own ('{name}'); move its"
+    else:
+        some = listed([f"'{folders_of[name]}'" for name in inside], 3)
+        text = (
+            f"{len(inside):,} folders are inside a class and became classes of their own ({some}); move their"
+        )
+    yield Note(f"{text} images up if that is not meant", "warning")
+
+
+def _class_around(name: str, classes: Container[str]) -> str | None:
+    """Return the class that a class lies in, by the names of their folders."""
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        if name in classes:
+            return name
+    return None
 
 
 def _class_names(
@@ -205,7 +285,7 @@ def _class_names(
 def _list(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
+            visible = [entry for entry in entries if not is_hidden(entry.name)]
     except OSError as error:
         raise InputError(f"cannot list {folder}: {error.strerror}") from None
     return sorted(visible, key=lambda entry: entry.name)

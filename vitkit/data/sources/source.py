@@ -6,16 +6,21 @@ import copy
 import hashlib
 import json
 import math
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from vitkit.data.spec import DataSpec
+from vitkit.data.spec import TORCH, DataSpec
 from vitkit.errors import InputError, did_you_mean
 from vitkit.files import check_regular
 from vitkit.notes import Note
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What `read` gives: a file, its bytes, or pixels (height, width, channels) of type uint8.
 Picture = str | os.PathLike[str] | bytes | np.ndarray
@@ -42,7 +47,7 @@ def reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def what_is_wrong(where: str, error: Exception) -> str:
+def what_is_wrong(where: str, error: Exception | str) -> str:
     """Return what an error says of an image that can't be read, without which image that is."""
     message = str(error)
     for name in (where, "the image's bytes"):
@@ -67,6 +72,8 @@ class Source:
     images: all pixels, uint8 (images, height, width, channels), where they fit in memory; else None.
     faults: what is wrong with it as a whole, each one line: nobody but who looks for faults opens it.
     place: the file or folder of data that has no splits of its own, so that some are made of it.
+    may_change: whether an image may differ from one reading to the next, so that nothing computed from it is kept.
+    may_lack_classes: whether all images of a class may be unreadable, as where labels don't matter.
     notes: what a verb tells of it, each one line: the split that was chosen, the order of classes, files left out.
     spec: the DATA that `open_data` was given, its split named; None for a source made in another way.
     """
@@ -80,12 +87,49 @@ class Source:
     faults: tuple[str, ...] = ()
     spec: DataSpec | None = None
     place: str | None = None
+    may_change: bool = False
+    may_lack_classes: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __repr__(self) -> str:
         return f"<Source {self.name}:{self.split}, images={len(self)}, classes={self.num_classes}>"
+
+    @overload
+    def __getitem__(self, index: slice) -> Subset: ...
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Subset | tuple[Tensor, Any]:
+        """Return an image and its label, as PyTorch's DataLoader takes them; of a slice, the source of these images.
+
+        The image is RGB, uint8 (3, height, width); the label an int, or where images have several, bool (classes,).
+        """
+        import torch
+
+        from vitkit.data.decode import read_pixels
+
+        if isinstance(index, slice):
+            return Subset(self, np.arange(len(self))[index])
+        place = operator.index(index)
+        place += len(self) if place < 0 else 0
+        if not 0 <= place < len(self):
+            raise IndexError(f"image {index} of {self.data_name}, which has {len(self):,}")
+        try:
+            pixels = read_pixels(self, place)
+        except InputError as error:
+            where = self.where(place)
+            raise InputError(f"cannot read {where}: {what_is_wrong(where, error)}") from error
+        label = (
+            torch.from_numpy(self.labels[place].copy()) if self.is_multi_label else int(self.labels[place])
+        )
+        return pixels.clone(memory_format=torch.contiguous_format), label
+
+    def with_transform(self, transform: Callable[[Any], Any]) -> Transformed:
+        """Return a data set for PyTorch's DataLoader: (transform(image), label), the image an RGB PIL image."""
+        return Transformed(self, transform)
 
     @property
     def data_name(self) -> str:
@@ -113,6 +157,10 @@ class Source:
     def where(self, index: int) -> str:
         """Say which image this is, for messages: a path where there is one."""
         return f"{self.name}:{self.split}, image {index}"
+
+    def identity(self, index: int) -> str:
+        """Return a text that is the same for the same image in two sources."""
+        return os.path.abspath(self.where(index))
 
     def content_keys(self) -> list[str] | None:
         """Return a text for each image that changes when its file does; None for images in no file."""
@@ -158,6 +206,7 @@ class Subset(Source):
         self.name, self.split, self.class_names = source.name, source.split, source.class_names
         self.labels, self.notes, self.faults = source.labels[indices], source.notes, source.faults
         self.images = None if source.images is None else source.images[indices]
+        self.may_change = source.may_change
 
     def read(self, index: int) -> Picture:
         return self.source.read(int(self.indices[index]))
@@ -168,9 +217,29 @@ class Subset(Source):
     def where(self, index: int) -> str:
         return self.source.where(int(self.indices[index]))
 
+    def identity(self, index: int) -> str:
+        return self.source.identity(int(self.indices[index]))
+
     def content_keys(self) -> list[str] | None:
         keys = self.source.content_keys()
         return None if keys is None else [keys[index] for index in self.indices]
+
+
+class Transformed:
+    """A source as PyTorch's data sets are: what a transform makes of each image, with its label."""
+
+    def __init__(self, source: Source, transform: Callable[[Any], Any]) -> None:
+        self.source, self.transform = source, transform
+        self.classes, self.targets = list(source.class_names), source.labels
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        from PIL import Image
+
+        pixels, label = self.source[index]
+        return self.transform(Image.fromarray(pixels.permute(1, 2, 0).numpy())), label
 
 
 def fingerprint(source: Source, *, labelled: bool = True) -> str:
@@ -192,13 +261,68 @@ def fingerprint(source: Source, *, labelled: bool = True) -> str:
         while isinstance(inner, Subset):
             indices = inner.indices[indices]
             inner = inner.source
-        settings = {name: value for name, value in vars(inner).items() if isinstance(value, str | int)}
-        digest.update(repr((type(inner).__name__, sorted(settings.items()))).encode() + indices.tobytes())
+        digest.update(_settings(inner).encode() + indices.tobytes())
         digest.update(np.ascontiguousarray(source.labels).tobytes())
     if labelled:
         digest.update(json.dumps(source.class_names).encode())
         digest.update(np.ascontiguousarray(source.labels).tobytes())
     return digest.hexdigest()
+
+
+def read_picture(source: Source, index: int) -> Picture:
+    """Return one image of a source; whatever goes wrong is an InputError: a disk that fails, a source's own reader."""
+    try:
+        return source.read(index)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(reason(error)) from error
+
+
+def image_keys(source: Source) -> np.ndarray:
+    """Return 16 bytes for each image that change when it does, wherever the image stands: uint64 (images, 2).
+
+    Files are known by place, size and time, images in memory by their pixels, generated ones by the settings of their
+    source and their number, others by the bytes that are read. An unreadable image has a key that no other has.
+    """
+    if (names := source.content_keys()) is not None:
+        contents: Iterable[bytes] = (name.encode("utf-8", "surrogateescape") for name in names)
+    elif source.images is not None:
+        shape = repr(source.images.shape[1:]).encode()
+        contents = (shape + image.tobytes() for image in source.images)
+    else:
+        inner, indices = source, np.arange(len(source))
+        while isinstance(inner, Subset):
+            indices = inner.indices[indices]
+            inner = inner.source
+        if type(inner).render is not Source.render:
+            settings = f"{_settings(inner)} {len(inner)}"
+            pairs = zip(indices.tolist(), np.ascontiguousarray(source.labels), strict=True)
+            contents = (f"{settings} {number} {label.tolist()}".encode() for number, label in pairs)
+        else:
+            contents = (_content(source, index) for index in range(len(source)))
+    digests = b"".join(hashlib.blake2b(content, digest_size=16).digest() for content in contents)
+    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
+
+
+def _content(source: Source, index: int) -> bytes:
+    try:
+        picture = read_picture(source, index)
+        if isinstance(picture, np.ndarray):
+            return repr(picture.shape).encode() + picture.tobytes()
+        return picture if isinstance(picture, bytes) else read_file(picture)
+    except InputError:
+        return os.urandom(16)
+
+
+def _settings(source: Source) -> str:
+    """Return what tells a generated source, or one in a library's own store, from others."""
+    settings = {
+        name: value
+        for name, value in vars(source).items()
+        if isinstance(value, str | int) and not isinstance(value, bool)
+    }
+    return repr((type(source).__name__, sorted(settings.items())))
 
 
 def take(source: Source, spec: DataSpec) -> Source:
@@ -215,8 +339,11 @@ def take(source: Source, spec: DataSpec) -> Source:
         places = slice(_place(spec.start, len(source), 0), _place(spec.stop, len(source), len(source)))
         indices = np.sort(order[places])
     if spec.shots is not None:
-        seed = spec.seed or 0
-        indices = indices[choose_shots(source.labels[indices], spec.shots, seed, source.class_names)]
+        labels, names = source.labels[indices], source.class_names
+        advice = f"; upto{spec.shots} takes what there is"
+        indices = indices[
+            choose_shots(labels, spec.shots, spec.seed or 0, names, spec.takes_fewer, advice=advice)
+        ]
     if len(indices) == len(source):
         return source
     if not len(indices):
@@ -231,11 +358,12 @@ def take(source: Source, spec: DataSpec) -> Source:
 
 def shared_images(one: Source, other: Source) -> int:
     """Return how many images two sources have in common, by where they are."""
-    if one.name == other.name and "all" in (one.split, other.split):
+    # Two data sets of PyTorch may have one name: that of their class.
+    if one.name == other.name and "all" in (one.split, other.split) and not one.name.startswith(TORCH):
         return min(len(one), len(other))
     small, large = sorted((one, other), key=len)
-    places = {os.path.abspath(small.where(index)) for index in range(len(small))}
-    return sum(os.path.abspath(large.where(index)) in places for index in range(len(large)))
+    places = {small.identity(index) for index in range(len(small))}
+    return sum(large.identity(index) in places for index in range(len(large)))
 
 
 def match_classes(source: Source, classes: Sequence[str]) -> Source:
@@ -288,17 +416,35 @@ def _present(source: Source) -> np.ndarray:
     return count_classes(source) > 0
 
 
-def choose_shots(labels: np.ndarray, shots: int, seed: int, class_names: Sequence[str]) -> np.ndarray:
-    """Return the indices of `shots` images of each class, by big_vision's rule: per class, the first of a permutation."""
+def choose_shots(
+    labels: np.ndarray,
+    shots: int,
+    seed: int,
+    class_names: Sequence[str],
+    takes_fewer: bool = False,
+    *,
+    unreadable: Collection[int] = (),
+    advice: str = "",
+) -> np.ndarray:
+    """Return the indices of `shots` images of each class, by big_vision's rule: per class, the first of a permutation.
+
+    takes_fewer: whether a class with fewer images gives all that it has; otherwise it is an error, which ends in `advice`.
+    unreadable: images that are passed over; a class of which all are is skipped.
+    """
     if labels.ndim != 1:
         raise InputError("shots are defined for images with one label each")
     generator = np.random.default_rng(seed)
     chosen = []
     for number, name in enumerate(class_names):
-        members = np.flatnonzero(labels == number)
-        if len(members) < shots:
-            raise InputError(f"{shots}shot: class {name!r} has only {len(members)} images")
-        chosen.append(generator.permutation(members)[:shots])
+        order = generator.permutation(np.flatnonzero(labels == number))
+        members = order[~np.isin(order, [*unreadable])] if unreadable else order
+        if len(order) and not len(members):
+            continue
+        if len(members) < shots and not takes_fewer:
+            word = "readable image" if len(members) < len(order) else "image"
+            count = f"{len(members)} {word}{'' if len(members) == 1 else 's'}"
+            raise InputError(f"{shots}shot: class {name!r} has only {count}{advice}")
+        chosen.append(members[:shots])
     return np.concatenate(chosen)
 
 

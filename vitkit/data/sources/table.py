@@ -11,6 +11,7 @@ from vitkit.data.sources.labels import clean, name_classes, number_labels, say_c
 from vitkit.data.sources.source import Files, Source
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, WORDS, Default, choose_split, make_split
+from vitkit.data.unreadable import too_many
 from vitkit.errors import InputError
 
 # What a column may be called, in any case.
@@ -49,10 +50,11 @@ def open_table(path: str, spec: DataSpec, default: Default) -> Source:
         first = f"line {lines[kept[missing[0]]]}: no such file: {paths[missing[0]]}"
         if len(missing) == len(kept):
             raise InputError(f"{path}, {first}; none of its files is there")
-        faults = (
-            f"{path}: {len(missing):,} of {len(kept):,} files are missing, the first in {first}; "
-            "put them there, or remove the lines",
-        )
+        if too_many(len(missing), len(kept)):  # others are skipped like any unreadable image
+            faults = (
+                f"{path}: {len(missing):,} of {len(kept):,} files are missing, the first in {first}; "
+                "put them there, or remove the lines",
+            )
     owner = [place for place, i in enumerate(kept) for _ in labels[i]]
     numbers = number_labels(
         [name for i in kept for name in labels[i]],

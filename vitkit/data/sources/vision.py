@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +75,18 @@ def _caltech(data: Any) -> Content:
     return Content(paths, data.y, tuple(data.categories))
 
 
+class Place(NamedTuple):
+    """Where torchvision is told that a data set is, and how paths there are really called."""
+
+    root: Path
+    link: str = ""
+    "A link that is gone once the data set is open; empty where there is none."
+    target: str = ""
+
+    def named(self, text: str) -> str:
+        return text.replace(self.link, self.target) if self.link else text
+
+
 Arguments = Mapping[str, str | bool]
 "What torchvision's class takes: split='test', or train=False."
 
@@ -90,6 +103,10 @@ class DataSet:
     "What a download takes; empty where torchvision can't."
     content: Callable[[Any], Content] | None
     "Where its object keeps images, labels and names; None for PCAM, which is read from its HDF5 files."
+    folder: str = ""
+    "The folder that torchvision looks for in its root; empty where it looks in the root itself."
+    holds: tuple[str, ...] = ()
+    "What shows that a folder is this one, whatever its name: some of what it holds."
 
 
 _TRAIN_TEST: dict[str, Arguments] = {"train": {"split": "train"}, "test": {"split": "test"}}
@@ -100,27 +117,66 @@ _THREE: dict[str, Arguments] = {
 }
 _FLAG: dict[str, Arguments] = {"train": {"train": True}, "test": {"train": False}}
 
+_MNIST = ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
+
 DATA_SETS: dict[str, DataSet] = {
-    "aircraft": DataSet("FGVCAircraft", {**_THREE, "trainval": {"split": "trainval"}}, "2.8 GB", _files),
-    "caltech101": DataSet("Caltech101", {}, "140 MB", _caltech),
-    "cifar10": DataSet("CIFAR10", _FLAG, "170 MB", _pixels),
-    "cifar100": DataSet("CIFAR100", _FLAG, "170 MB", _pixels),
-    "dtd": DataSet("DTD", _THREE, "600 MB", _files),
-    "eurosat": DataSet("EuroSAT", {}, "90 MB", _samples),
-    "fashion_mnist": DataSet("FashionMNIST", _FLAG, "30 MB", _grey),
-    "flowers102": DataSet("Flowers102", _THREE, "350 MB", _files),
-    "food101": DataSet("Food101", _TRAIN_TEST, "5 GB", _files),
-    "gtsrb": DataSet("GTSRB", _TRAIN_TEST, "280 MB", _signs),
-    "imagenet": DataSet("ImageNet", {"train": {"split": "train"}, "val": {"split": "val"}}, "", _samples),
-    "mnist": DataSet("MNIST", _FLAG, "12 MB", _grey),
-    "pcam": DataSet("PCAM", _THREE, "7 GB", None),
-    "pets": DataSet(
-        "OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, "800 MB", _pets
+    "aircraft": DataSet(
+        "FGVCAircraft",
+        {**_THREE, "trainval": {"split": "trainval"}},
+        "2.8 GB",
+        _files,
+        "fgvc-aircraft-2013b",
+        ("data",),
     ),
-    "stl10": DataSet("STL10", _TRAIN_TEST, "2.6 GB", _planes),
-    "sun397": DataSet("SUN397", {}, "37 GB", _sorted_files),
-    "svhn": DataSet("SVHN", {**_TRAIN_TEST, "extra": {"split": "extra"}}, "250 MB, extra 1.3 GB", _planes),
+    "caltech101": DataSet(
+        "Caltech101", {}, "140 MB", _caltech, "caltech101/101_ObjectCategories", ("ant", "Faces")
+    ),
+    "cifar10": DataSet(
+        "CIFAR10", _FLAG, "170 MB", _pixels, "cifar-10-batches-py", ("data_batch_1", "test_batch")
+    ),
+    "cifar100": DataSet("CIFAR100", _FLAG, "170 MB", _pixels, "cifar-100-python", ("train", "test", "meta")),
+    "dtd": DataSet("DTD", _THREE, "600 MB", _files, "dtd/dtd", ("images", "labels")),
+    "eurosat": DataSet("EuroSAT", {}, "90 MB", _samples, "eurosat/2750", ("Forest", "River")),
+    "fashion_mnist": DataSet("FashionMNIST", _FLAG, "30 MB", _grey, "FashionMNIST/raw", _MNIST),
+    "flowers102": DataSet(
+        "Flowers102", _THREE, "350 MB", _files, "flowers-102", ("jpg", "imagelabels.mat", "setid.mat")
+    ),
+    "food101": DataSet("Food101", _TRAIN_TEST, "5 GB", _files, "food-101", ("images", "meta")),
+    "gtsrb": DataSet("GTSRB", _TRAIN_TEST, "280 MB", _signs, "gtsrb", ("GTSRB",)),
+    "imagenet": DataSet("ImageNet", {"train": {"split": "train"}, "val": {"split": "val"}}, "", _samples),
+    "mnist": DataSet("MNIST", _FLAG, "12 MB", _grey, "MNIST/raw", _MNIST),
+    "pcam": DataSet(
+        "PCAM",
+        _THREE,
+        "7 GB",
+        None,
+        "pcam",
+        ("camelyonpatch_level_2_split_test_x.h5", "camelyonpatch_level_2_split_test_y.h5"),
+    ),
+    "pets": DataSet(
+        "OxfordIIITPet",
+        {"train": {"split": "trainval"}, "test": {"split": "test"}},
+        "800 MB",
+        _pets,
+        "oxford-iiit-pet",
+        ("images", "annotations"),
+    ),
+    "stl10": DataSet("STL10", _TRAIN_TEST, "2.6 GB", _planes, "stl10_binary", ("train_X.bin", "test_X.bin")),
+    "sun397": DataSet("SUN397", {}, "37 GB", _sorted_files, "SUN397", ("ClassName.txt",)),
+    "svhn": DataSet(
+        "SVHN",
+        {**_TRAIN_TEST, "extra": {"split": "extra"}},
+        "250 MB, extra 1.3 GB",
+        _planes,
+        holds=("train_32x32.mat", "test_32x32.mat"),
+    ),
 }
+
+
+# torchvision's classes that hold all they know of their images, and where.
+CONTENTS: dict[str, Callable[[Any], Content]] = {
+    row.kind: row.content for row in DATA_SETS.values() if row.content is not None
+} | {"ImageFolder": _samples}
 
 
 class Pixels(Source):
@@ -138,7 +194,7 @@ class Patches(Source):
 
     class_names = ("normal", "tumor")
 
-    def __init__(self, name: str, split: str, parts: list[Any]) -> None:
+    def __init__(self, name: str, split: str, parts: list[Any], place: Place) -> None:
         import h5py
 
         self.name, self.split = name, split
@@ -148,7 +204,7 @@ class Patches(Source):
             files = part._FILES[part._split]
             with h5py.File(part._base_folder / files["targets"][0]) as file:
                 labels.append(file["y"][:].reshape(-1).astype(np.int64))
-            self.files.append(str(part._base_folder / files["images"][0]))
+            self.files.append(place.named(str(part._base_folder / files["images"][0])))
             starts.append(starts[-1] + len(labels[-1]))
         self.starts = np.array(starts)
         self.labels = np.concatenate(labels)
@@ -170,12 +226,13 @@ def open_vision(spec: DataSpec, default: Default) -> Source:
     name, row = spec.source, DATA_SETS[spec.source]
     split, notes = choose_split(list(row.splits or MADE), spec.split, default, name)
     chosen = [{}] if not row.splits else [row.splits[split]] if split != "all" else _every(row)
-    parts = [_load(spec, row, arguments) for arguments in chosen]
-    source = (
-        Patches(name, split, parts)
-        if row.content is None
-        else _join(name, split, list(map(row.content, parts)))
-    )
+    with _laid_out(_root(spec), row) as place:
+        parts = [_load(spec, row, arguments, place) for arguments in chosen]
+        source = (
+            Patches(name, split, parts, place)
+            if row.content is None
+            else _join(name, split, list(map(row.content, parts)), place)
+        )
     low, high = source.labels.min(initial=0), source.labels.max(initial=0)
     if low < 0 or high >= source.num_classes:
         raise InputError(f"{name} has labels {low} to {high}; expected 0 to {source.num_classes - 1}")
@@ -192,25 +249,47 @@ def _every(row: DataSet) -> list[Arguments]:
     return [arguments for split, arguments in row.splits.items() if split != "trainval"]
 
 
-def _join(name: str, split: str, parts: list[Content]) -> Source:
+def _join(name: str, split: str, parts: list[Content], place: Place) -> Source:
     labels = np.concatenate([np.asarray(part.labels, np.int64) for part in parts])
     class_names = parts[0].class_names
     if isinstance(parts[0].images, np.ndarray):
         images = np.concatenate([np.asarray(part.images) for part in parts])
         return Pixels(name, split, class_names, labels, images)
-    return Files(name, split, class_names, labels, [path for part in parts for path in part.images])
+    return Files(
+        name, split, class_names, labels, [place.named(path) for part in parts for path in part.images]
+    )
 
 
-def _load(spec: DataSpec, row: DataSet, arguments: Arguments) -> Any:
+@contextmanager
+def _laid_out(root: Path, row: DataSet) -> Iterator[Place]:
+    """Yield the data where torchvision finds it, as people unpack it: the folder by any name, or with fewer above it."""
+    parts = Path(row.folder).parts
+    for skipped in range(len(parts) + 1):
+        folder = root.joinpath(*parts[skipped:])
+        if parts and all((folder / name).exists() for name in row.holds):
+            whole = folder.absolute()
+            if whole.parts[-len(parts) :] == parts:
+                yield Place(whole.parents[len(parts) - 1] if skipped else root)
+                return
+            with tempfile.TemporaryDirectory() as above:
+                link = Path(above, row.folder)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(whole)
+                yield Place(Path(above), str(link), str(folder))
+            return
+    yield Place(root)
+
+
+def _load(spec: DataSpec, row: DataSet, arguments: Arguments, place: Place) -> Any:
     """Return torchvision's object for a split."""
     from torchvision import datasets
 
     root = _root(spec)
     if spec.download and not row.size:
         raise InputError(f"{spec.source} can't be downloaded; {_advice(spec, row)}")
-    downloads = spec.download and not is_offline()
-    missing = f"{spec.source} is not in {root}; {_advice(spec, row)}"
-    if spec.download and not downloads:
+    downloads = spec.download and not is_offline() and not place.link
+    missing = f"{spec.source} is not in {root}: {_layout(root, row)}; {_advice(spec, row)}"
+    if spec.download and is_offline():
         missing = f"{spec.source} is not in {root}, and HF_HUB_OFFLINE is set, so that nothing is downloaded: unset it"
     if not downloads and not root.is_dir():
         raise Absent(missing)
@@ -218,14 +297,24 @@ def _load(spec: DataSpec, row: DataSet, arguments: Arguments) -> Any:
         root.mkdir(parents=True, exist_ok=True)
         arguments = {**arguments, "download": True}
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            return getattr(datasets, row.kind)(root, **arguments)
+        with redirect_stdout(sys.stderr):
+            return getattr(datasets, row.kind)(place.root, **arguments)
     except Exception as error:  # torchvision's readers and downloads raise all kinds
-        cause = reason(error)
+        cause = place.named(reason(error))
         is_missing = any(words in cause for words in ("Dataset not found", "not present in the root"))
         if is_missing and not downloads:
             raise Absent(missing) from error
         raise InputError(f"cannot open {spec.source} in {root}: {cause}") from error
+
+
+def _layout(root: Path, row: DataSet) -> str:
+    """Return what was looked for in a root."""
+    if not row.holds:
+        return "expected train and val with a folder for each class, and meta.bin"
+    if not row.folder:
+        return f"expected {root / row.holds[0]}"
+    held = " and ".join([", ".join(row.holds[:-1]), row.holds[-1]] if len(row.holds) > 1 else row.holds)
+    return f"expected {root / row.folder}/ with {held}, or these in {root} itself"
 
 
 def is_offline() -> bool:

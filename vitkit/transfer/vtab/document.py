@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vitkit.config import as_changes
 from vitkit.data.sources.vtab import TASKS, UNOFFICIAL, Group
 from vitkit.data.splits import counted
+from vitkit.data.threads import Unreadable
+from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.figures.bars import Bar, bars
 from vitkit.results import Result
@@ -29,6 +32,9 @@ class VtabSettings(Result):
     sweep: str | None
     steps: int | None
     changes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "changes", tuple(as_changes(self.changes)))
 
     @property
     def words(self) -> str:
@@ -58,6 +64,8 @@ class TaskResult(Result):
     tuning: tuple[TriedRate, ...] = ()
     "By train800 and val200."
     changes: tuple[str, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+    "Images that were skipped."
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,8 @@ class TaskRow(Result):
     seconds: float | None = None
     run: str | None = None
     model: str | None = None
+    unreadable: tuple[Unreadable, ...] = ()
+    "Images that were skipped."
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,12 @@ class VtabResult(Result):
     device_hours: float
     figure: str | None = None
 
+    _leads = ("status", "overall", "groups", "model", "data", "words", "run")
+    _tables = ("groups", "tasks")
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        return png_files([self.figure] if self.figure else [])
+
 
 def describe_task(task: Exercise | Missing, result: TaskResult | None, error: str | None) -> TaskRow:
     """Return what the document says of a task."""
@@ -153,7 +169,7 @@ def describe_task(task: Exercise | Missing, result: TaskResult | None, error: st
     return TaskRow(
         *(task.name, task.title, task.group, "done", None, task.is_official, task.num_test),
         *(result.accuracy, result.std, result.values, result.learning_rate, result.tuning),
-        *(result.seconds, result.run, result.model),
+        *(result.seconds, result.run, result.model, result.unreadable),
     )
 
 

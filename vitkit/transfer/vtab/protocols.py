@@ -66,8 +66,8 @@ def check_protocol(
     if own.protocol == "quick" or own.minutes is not None:
         raise InputError(f"VTAB has no protocol quick and no minutes; expected protocol {', '.join(NAMES)}")
     for change in rest:
-        if (setting := change.partition("=")[0]) in ("duration", "data.evaluate"):
-            raise InputError(f"{setting} is VTAB's own; a shorter run is given by steps")
+        if change.key in ("duration", "data.evaluate"):
+            raise InputError(f"{change.key} is VTAB's own; a shorter run is given by steps")
     if name == FEWSHOT:
         given = {
             "--steps": steps is not None,

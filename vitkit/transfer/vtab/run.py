@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
+from vitkit.config import Change, Changes, as_changes
+from vitkit.data.open import named_data
 from vitkit.data.splits import counted
+from vitkit.data.threads import Unreadable
+from vitkit.data.unreadable import BadImageRule, BadImages, skipped_notes
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features, load_frozen
 from vitkit.evaluation.fewshot import FewShot
 from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
 from vitkit.notes import Kind, Note, kind_of
-from vitkit.predictor import Predictor, choose_device
+from vitkit.predictor import AnyModel, Predictor, choose_device, named_model
+from vitkit.progress import Listener, following
 from vitkit.results import from_json
-from vitkit.runs import ROOT, RunFolder, named_path, run_name
+from vitkit.runs import ROOT, RunFolder, accepts_data, binding, named_path, run_name
+from vitkit.settings import TaskSettings
 from vitkit.training.estimate import seconds_for, time_in_words
-from vitkit.training.log import Listener, Silent
-from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult, NestedRun, TriedRate, run_finetuning
+from vitkit.transfer.finetune import (
+    FinetuneRequest,
+    FinetuneResult,
+    NestedRun,
+    TriedRate,
+    arguments,
+    run_finetuning,
+)
 from vitkit.transfer.head import FeatureNotes
 from vitkit.transfer.plan import Start, load_start, make_plan
 from vitkit.transfer.vtab.document import (
@@ -49,78 +63,125 @@ from vitkit.weights.load import paths_in
 from vitkit.world import check_alone
 
 FIGURE = "vtab.png"
-SAID: tuple[Kind, ...] = ("model", "untrained", "protocol", "estimate", "advice")
+SAID: tuple[Kind, ...] = ("summary", "model", "untrained", "protocol", "estimate", "advice")
 "What is said of all tasks at the start, so that no fine-tuning says it again."
 Learn = Callable[[Exercise], TaskResult]
 
 
 def vtab(
-    model: str | os.PathLike[str] | Predictor | Start,
-    data: str,
+    model: AnyModel | None = None,
+    data: str | os.PathLike[str] | None = None,
+    /,
     *,
     protocol: str = "vit",
-    tasks: str | None = None,
+    tasks: str | Sequence[str] | None = None,
     seeds: int = 1,
     sweep: str | None = None,
     steps: int | None = None,
-    changes: Sequence[str] = (),
-    run: str | None = None,
+    changes: Changes = (),
+    run: str | os.PathLike[str] | None = None,
     device: str = "auto",
+    bad_images: BadImages = "skip",
     force: bool = False,
+    accept: str | Sequence[str] = (),
+    progress: bool = True,
     listener: Listener | None = None,
-    found: Mapping[str, Exercise | Missing] | None = None,
+    **settings: Unpack[TaskSettings],
 ) -> VtabResult:
     """Run the tasks in a folder, or on `shapes`; the same call again resumes.
 
     protocol: vit, bit, light, or fewshot, which trains nothing but a ridge head.
-    tasks: names with commas between; the default is all that are there. A run folder keeps what other calls did.
+    tasks: names, in a list or with commas between; the default is all that are there. A run folder keeps what other calls
+    did.
     sweep: "lr" chooses each task's learning rate by train800 and val200; the last run is always on train800val200.
     steps: a shorter run than the protocol's.
-    changes: `key=value` settings of every task's run beside the protocol's; the table names them.
+    settings: those of every task's run that shall differ from the protocol's, as in `batch_size=256`; the table names
+    them. changes: the same as a mapping of dotted names, or as texts, `["batch_size=256"]`.
+    bad_images: "skip", "error" or "any": what is done with unreadable images.
+    accept: "data" resumes tasks whose training data has gained or lost images.
+    progress: False shows none. listener: follows the runs instead of a progress bar.
+    """
+    given: dict[str, Any] = {**settings}
+    model, data = arguments("vtab", model, data, given)
+    made = [change for change in as_changes(changes, given) if change != "protocol=paper"]
+    model, named = named_model(model)
+    asked = VtabSettings(named, named_data(data)[1], protocol, seeds, sweep, steps, tuple(made))
+    tasks = tasks if tasks is None or isinstance(tasks, str) else ",".join(tasks)
+    with following(progress, listener) as follower:
+        return run_vtab(
+            *(model, asked),
+            tasks=tasks,
+            run=run,
+            device=device,
+            rule=BadImageRule(bad_images, "option"),
+            force=force,
+            accept_data=accepts_data(accept),
+            listener=follower,
+        )
+
+
+def run_vtab(
+    model: str | os.PathLike[str] | Predictor | Start,
+    asked: VtabSettings,
+    *,
+    tasks: str | None = None,
+    run: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    rule: BadImageRule = BadImageRule("skip", "option"),  # noqa: B008 (frozen)
+    force: bool = False,
+    accept_data: bool = False,
+    listener: Listener,
+    found: Mapping[str, Exercise | Missing] | None = None,
+) -> VtabResult:
+    """Do what was asked in its run folder.
+
     found: the tasks of the folder, where the caller has opened them.
     """
-    changes = [change for change in changes if change != "protocol=paper"]
-    check_protocol(protocol, steps=steps, seeds=seeds, sweep=sweep, changes=changes)
+    data = asked.data
+    check_protocol(
+        asked.protocol, steps=asked.steps, seeds=asked.seeds, sweep=asked.sweep, changes=asked.changes
+    )
     check_alone("VTAB runs in one process; several share a run folder by --tasks of their own")
-    data = _check_data(data)
+    _check_data(data)
     chosen = choose_tasks(data, tasks)
     on = choose_device(device)
-    listener = listener or Silent()
-    named = model.spec if isinstance(model, Predictor | Start) else os.fspath(model)
-    settings = VtabSettings(named, data, protocol, seeds, sweep, steps, tuple(changes))
-    name = run_name(f"vtab-{protocol}", settings.to_json())
+    settings = replace(asked, changes=tuple(binding(asked.changes)))
+    name = run_name(f"vtab-{asked.protocol}", settings.to_json())
     folder = Path(ROOT, name) if run is None else named_path(run)
     found = find_tasks(data) if found is None else found
     _check_found(found, chosen, data, tasks is not None)
     for line in _inventory(found, data):
         listener.note(line)
-    learn, config = _learner(model, settings, folder, device, listener)
-    reads = [*paths_in(named), *([] if data == SHAPES else [Path(data).expanduser()])]
+    learn, config = _learner(model, asked, folder, device, rule, accept_data, listener)
+    reads = [*paths_in(asked.model), *([] if data == SHAPES else [Path(data).expanduser()])]
     todo = [task for name in chosen if isinstance(task := found[name], Exercise)]
     for name, task in found.items():
         if isinstance(task, Exercise) and name not in chosen:
             task.opened.clear()  # may hold whole sets of pixels
     with RunFolder(
         folder,
-        settings.to_json(),
+        asked.to_json(),
         kind="vtab",
         force=force,
         keeps=reads,
         parts=task_names(data),
         is_shared=True,
+        complete=lambda known: from_json(VtabSettings, known).to_json(),
     ) as own:
         own.clear()
         own.update(status="running", message="")
         left = [task for task in todo if _read(folder, task) is None]
-        for line in _announcement(left, config, settings, on):
+        for line in _announcement(left, config, asked, on):
             listener.note(line)
         errors, is_stopped = _run_tasks(todo, learn, folder, listener)
         rows = [describe_task(task, _read(folder, task), errors.get(name)) for name, task in found.items()]
-        document = make_document(settings, folder, rows, chosen, is_stopped)
+        document = make_document(asked, folder, rows, chosen, is_stopped)
         if document.overall:
-            draw(document, f"{document.overall.name}: {named}, {document.words}", folder / FIGURE)
+            draw(document, f"{document.overall.name}: {asked.model}, {document.words}", folder / FIGURE)
             document = replace(document, figure=str(folder / FIGURE))
         own.update(**document.to_json())
+    for line in skipped_notes(chain.from_iterable(row.unreadable for row in rows)):
+        listener.note(line)
     return document
 
 
@@ -150,9 +211,9 @@ def _run_tasks(
     return errors, False
 
 
-def _check_data(data: str) -> str:
+def _check_data(data: str) -> None:
     if data == SHAPES:
-        return data
+        return
     if not Path(data).expanduser().is_dir():
         raise InputError(
             f"{data} is no folder; expected shapes, or the folder of VTAB's tasks, such as one with "
@@ -160,28 +221,29 @@ def _check_data(data: str) -> str:
         )
     if set(data) & set(",[]"):
         raise InputError(f"the folder {data} has a comma or bracket in its name: rename it, or link to it")
-    return data
 
 
 def _inventory(found: Mapping[str, Exercise | Missing], data: str) -> list[Note]:
     """Say which tasks are there and which not, and why."""
     here = [task for task in found.values() if isinstance(task, Exercise)]
-    lines = [f"{data}: {len(here)} of {len(found)} tasks are there: {', '.join(task.name for task in here)}"]
+    text = f"{data}: {len(here)} of {len(found)} tasks are there: {', '.join(task.name for task in here)}"
+    lines = [Note(text, "data")]
     for task in found.values():
-        if isinstance(task, Missing):
-            lines.append(f"{task.name}: {'unusable' if task.is_failure else 'absent'}: {task.reason}")
-        else:
+        if not isinstance(task, Missing):
             lines += task.notes
-    return [Note(line, "data") for line in lines]
+        elif task.is_failure:
+            lines.append(Note(f"{task.name} can't be used: {task.reason}", "warning"))
+        else:
+            lines.append(Note(f"{task.name}: absent: {task.reason}", "data"))
+    return lines
 
 
 def _announcement(
     tasks: Sequence[Exercise], config: ModelConfig, settings: VtabSettings, device: torch.device
 ) -> list[Note]:
     """Say what will be done, how long all of it will take, and how it would take less."""
-    lines = [Note(""), Note(f"protocol {settings.words}", "protocol")]
     if not tasks:
-        return lines
+        return []
     flops = sum(
         operations_of(
             settings.protocol,
@@ -202,12 +264,11 @@ def _announcement(
         parts += [f"and {len(GRID)} learning rates tried"] if settings.sweep else []
         quicker = "fewshot" if settings.protocol == "light" else "light or fewshot"
         shorter = [f"--steps N (now {steps:,})", f"--protocol {quicker}", *shorter]
+    what = f"{settings.model} on {settings.data}, protocol {settings.words}: {', '.join(parts)}"
     words = time_in_words(seconds_for(flops, device))
     return [
-        *lines,
-        Note(f"estimated time: {words} in all on {device.type}: {', '.join(parts)}", "estimate"),
         Note(f"shorter: {', '.join(shorter)}", "advice"),
-        Note(""),
+        Note(f"{what}; roughly {words} on {device.type}", "summary"),
     ]
 
 
@@ -232,6 +293,8 @@ def _learner(
     settings: VtabSettings,
     folder: Path,
     device: str,
+    rule: BadImageRule,
+    accept_data: bool,
     listener: Listener,
 ) -> tuple[Learn, ModelConfig]:
     """Return what learns one task, and the model's config; one that can't be loaded is an error here, before any task."""
@@ -240,40 +303,56 @@ def _learner(
         predictor = load_frozen(model, device, None)
         for line in predictor.notes:
             listener.note(Note(line, kind_of(line)))
-        return lambda task: fit_frozen(predictor, task, listener), predictor.model.config
+        return lambda task: fit_frozen(predictor, task, rule, listener), predictor.model.config
     start = model if isinstance(model, Start) else load_start(model)
     for line in start.loaded.notes:
         listener.note(line)
-    return lambda task: train_task(task, start, settings, folder, device, listener), start.config
+    learn = partial(
+        train_task, start=start, settings=settings, folder=folder, device=device, listener=listener
+    )
+    return partial(learn, rule=rule, accept_data=accept_data), start.config
 
 
-def fit_frozen(predictor: Predictor, task: Exercise, listener: Listener) -> TaskResult:
+def fit_frozen(predictor: Predictor, task: Exercise, rule: BadImageRule, listener: Listener) -> TaskResult:
     """Return the accuracy of a ridge head, solved in closed form; features come from the cache if they are there."""
     began, progress = time.perf_counter(), FeatureNotes(listener)
-    train = frozen_features(predictor, task.open("train800val200"), progress=progress)
-    test = frozen_features(predictor, task.open("test"), classes=train.class_names, progress=progress)
+    compute = partial(frozen_features, predictor, progress=progress, bad_images=rule)
+    train = compute(task.open("train800val200"))
+    test = compute(task.open("test"), classes=train.class_names)
     answers = FewShot().fit(train.x, train.labels).predict(test.x)
-    return TaskResult(float(np.mean(answers == test.labels)), time.perf_counter() - began)
+    skipped = (*train.bad.values(), *test.bad.values())
+    accuracy = float(np.mean(answers == test.labels))
+    return TaskResult(accuracy, time.perf_counter() - began, unreadable=skipped)
 
 
 def train_task(
-    task: Exercise, start: Start, settings: VtabSettings, folder: Path, device: str, listener: Listener
+    task: Exercise,
+    start: Start,
+    settings: VtabSettings,
+    folder: Path,
+    device: str,
+    listener: Listener,
+    rule: BadImageRule,
+    accept_data: bool,
 ) -> TaskResult:
     """Choose the learning rate by train800 and val200, if asked; then train on both and measure on test."""
     changes = changes_of(settings.protocol, task, start.config, settings.steps, settings.changes)
     within = NestedRun(listener, SAID)
-    opened = functools.cache(task.open)
+    opened = cache(task.open)
+    bad_images = [] if rule.choice == "skip" else [f"data.bad_images={rule.choice}"]
+    skipped: list[Unreadable] = []
 
     def run_once(train: str, test: str, extra: Sequence[str], path: Path, seeds: int) -> FinetuneResult:
-        # JSON's quotes are YAML's: a folder's name may hold what YAML would read otherwise.
-        every = [*changes, *extra, f"data.evaluate={json.dumps(task.splits[test])}"]
+        every = [*changes, *extra, Change("data.evaluate", task.splits[test]), *bad_images]
         result = run_finetuning(
             FinetuneRequest(start.spec, task.splits[train], tuple(every), seeds=seeds),
             lambda: make_plan(start, opened(train), every, device, measured=opened(test)),
             path,
             device=device,
+            accept_data=accept_data,
             listener=within,
         )
+        skipped.extend(result.unreadable)
         if result.status == "stopped":
             raise KeyboardInterrupt
         return result
@@ -300,6 +379,7 @@ def train_task(
         model=result.model,
         tuning=tuple(tried),
         changes=tuple(changes),
+        unreadable=tuple(dict.fromkeys(skipped)),
     )
 
 

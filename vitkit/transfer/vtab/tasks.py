@@ -14,6 +14,7 @@ from vitkit.data.sources.vtab import SPLITS, TASKS, Absent, Group, Task, find_ta
 from vitkit.data.spec import VTAB, as_spec
 from vitkit.data.splits import counted
 from vitkit.errors import InputError
+from vitkit.notes import Note
 
 GROUPS: tuple[Group, ...] = get_args(Group)
 SMALL = 96 * 96
@@ -35,7 +36,7 @@ class Exercise:
     flip: bool
     crop: bool
     is_official: bool
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     opened: dict[str, Source] = field(default_factory=dict, repr=False)
     "Splits that were opened to see whether the task is there."
 

@@ -1,0 +1,101 @@
+"""A run that is measured on images that it learned from says so; whatever can't be known is no error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vitkit.data.open import open_data
+from vitkit.evaluation.learned import warn_if_learned
+from vitkit.notes import kind_of
+from vitkit.runs import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten images of each of two classes in ./photos, without splits."""
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("cat", "dog")):
+        Path("photos", name).mkdir(parents=True)
+        for index in range(10):
+            Image.new("RGB", (8, 8), (index, number, 0)).save(f"photos/{name}/{index}.png")
+
+
+@pytest.fixture
+def trained() -> str:
+    settings = {"data": {"train": "./photos"}, "objective": {"name": "supervised"}}
+    RunFolder("runs/trained", settings).close()
+    return "runs/trained"
+
+
+@pytest.fixture
+def tuned() -> str:
+    settings = {"model": "Ti/16", "data": "./photos:train", "changes": [], "sweep": None, "seeds": 1}
+    RunFolder("runs/tuned", settings, kind="finetune").close()
+    return "runs/tuned"
+
+
+def warnings(run: str, data: str) -> list[str]:
+    found = warn_if_learned(run, open_data(data, default="measure"))
+    assert all(kind_of(line) == "warning" for line in found)
+    return [*map(str, found)]
+
+
+@pytest.mark.parametrize("spelled", ["./photos", "./photos/../photos", "{}/photos"])
+def test_images_that_a_run_learned_from_are_counted(
+    trained: str, tuned: str, tmp_path: Path, spelled: str
+) -> None:
+    data = spelled.format(tmp_path)
+    for run in (trained, tuned, f"{tuned}@last"):
+        end = f"among those that {run.removesuffix('@last')} learned from; its accuracy on new images will be lower"
+        assert warnings(run, f"{data}:train") == [f"16 of these images are {end}"]
+        assert warnings(run, f"{data}:all") == [f"16 of these images are {end}"]
+        assert warnings(run, f"{data}:train[:1]") == [f"1 of these images is {end}"]
+        assert warnings(run, data) == []  # the test split
+        assert warnings(run, f"{data}:val") == []
+
+
+def test_a_folder_inside_the_one_that_was_learned_from() -> None:
+    shutil.copytree("photos", "sets/train")
+    shutil.copytree("photos", "sets/test")
+    RunFolder("runs/sets", {"data": {"train": "./sets"}}).close()
+    assert warnings("runs/sets", "./sets/test:all") == []
+    [line] = warnings("runs/sets", "./sets/train:all")
+    assert line.startswith("20 of these images are among those that runs/sets learned from")
+
+
+def test_other_data_is_not_opened(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree("photos", "others")
+    source, test = open_data("./others:train"), open_data("./photos:test")
+    monkeypatch.setattr("vitkit.evaluation.learned.open_data", lambda *_, **__: pytest.fail("opened"))
+    assert warn_if_learned(trained, source) == []
+    assert warn_if_learned(trained, test) == []
+    RunFolder("runs/hub", {"data": {"train": "hf-hub:org/photos"}}).close()
+    assert warn_if_learned("runs/hub", source) == []
+
+
+def test_what_is_not_known_is_no_error(trained: str, tuned: str) -> None:
+    digits = open_data("digits:test")
+    for model in ("Ti/16", "Ti/16@weights.safetensors", "nowhere", "runs"):
+        assert warn_if_learned(model, digits) == []
+    source = open_data("./photos:train")
+    shutil.rmtree("photos")
+    assert warn_if_learned(trained, source) == [] and warn_if_learned(tuned, source) == []
+    record = json.loads(Path(tuned, "finetune.json").read_text())
+    Path(tuned, "finetune.json").write_text(json.dumps(record | {"settings": {"data": 7}}))
+    assert warn_if_learned(tuned, source) == []
+    Path(tuned, "finetune.json").write_text("{")
+    Path(trained, "config.yaml").write_text("data: [")
+    assert warn_if_learned(trained, source) == [] and warn_if_learned(tuned, source) == []
+
+
+def test_images_without_labels_count_too() -> None:
+    settings = {"data": {"train": "digits"}, "objective": {"name": "masked_patches"}}
+    RunFolder("runs/masked", settings).close()
+    [line] = warnings("runs/masked", "digits:train")
+    assert line.startswith("1,157 of these images are")

@@ -1,0 +1,229 @@
+"""What a fine-tuning says before it starts: what it will do, how many steps fit its minutes, and how long all takes."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitkit.data.sources.source import Subset
+from vitkit.data.splits import counted
+from vitkit.evaluation.features import is_kept
+from vitkit.evaluation.passes import SourcePass
+from vitkit.models.model import HEAD, Model
+from vitkit.notes import Note
+from vitkit.predictor import Predictor
+from vitkit.progress import Listener
+from vitkit.runs import CONFIG, read_config
+from vitkit.training.build import RunParts, build, resolve_periods
+from vitkit.training.config import TrainConfig
+from vitkit.training.estimate import seconds_for, time_in_words, wait
+from vitkit.training.graphs import WARM
+from vitkit.training.loop import train_step
+from vitkit.transfer.plan import Plan, TrainDev
+from vitkit.transfer.protocols import QUICK_EPOCHS
+from vitkit.weights.convert import save
+from vitkit.world import World
+
+TRIAL_SECONDS, MOST_TRIALS = 3.0, 20
+"Steps are timed until these seconds are over, one at least and so many at most."
+IMAGES = 64
+"Images whose forward pass is timed."
+HEAD_PASSES = 400
+"Times that fitting a head passes over its features: about 120 for 3 classes, 375 for 100."
+HEAD_ROWS = 8192
+MEASURING = 2.0
+"Seconds to load a model for its measurement and to draw the pictures."
+LEAST = 0.25
+"Share of a quick run's minutes that is for steps, even if the rest takes all of them."
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What parts of a run take here, in seconds."""
+
+    step: float
+    "A training step: data, both passes and the update."
+    image: float
+    "Reading an image and passing it forward."
+    fitting: float = 0.0
+    "Fitting a head, for each image."
+    write: float = 0.0
+    "Writing the weights to a folder."
+    features: float = 0.0
+    "All features that heads are fitted on, computed once for all runs; none where they are in the cache."
+
+
+@dataclass(frozen=True)
+class RunLeft:
+    """A run that is still to be done."""
+
+    data: TrainDev
+    is_measured: bool
+    "Whether what is reported on is measured with its model."
+    done: int = 0
+    "Steps that it has trained already."
+
+
+def settle_steps(
+    plan: Plan, left: Sequence[RunLeft], path: Path, device: torch.device, listener: Listener
+) -> int | None:
+    """Return the steps of a quick run that fit its minutes; None where the plan says them. Tell what will be done.
+
+    A fine-tuning that has begun keeps its number.
+    """
+    began = time.perf_counter()
+    steps = None if plan.has_duration else steps_begun(path)
+    if not left:
+        return steps
+    if plan.protocol == "paper":
+        seconds = seconds_for(plan.operations(len(left)), device)
+    else:
+        listener.note(Note("timing a few steps", "progress"))
+        pace = measure_pace(plan, path, device)
+        if not plan.has_duration and steps is None:
+            steps = fitting_steps(plan, pace, plan.minutes * 60 - (time.perf_counter() - began))
+        seconds = total_seconds(plan, left, pace, steps)
+        detail = f"{pace.step:.2g} s a step, {pace.image * 1000:.2g} ms an image without learning"
+        listener.note(Note(f"measured: {detail}", "estimate"))
+    listener.note(Note("shorter: duration=STEPS, image_size=PIXELS, a smaller MODEL", "advice"))
+    words = f"about {time_in_words(seconds)} on {device.type}"
+    listener.note(Note(f"{summary(plan, left, steps)}; {words}", "summary"))
+    return steps
+
+
+def steps_begun(path: Path) -> int | None:
+    """Return the steps of a fine-tuning's runs, if one has begun."""
+    begun = min(path.glob(f"*/**/run/{CONFIG}"), default=None)
+    return None if begun is None else int(read_config(begun.parent)["duration"])
+
+
+def summary(plan: Plan, left: Sequence[RunLeft], steps: int | None) -> str:
+    """Say in a line what will be done."""
+    config = run_config(plan, plan.whole, steps)
+    total = resolve_periods(config, len(plan.whole.train)).total
+    work = f"{counted(total, 'step')} of {config.batch_size} images"
+    if plan.head_first:
+        work = f"a head on features, then {work}"
+    seeds = sum(run.is_measured for run in left)
+    if seeds < len(left):
+        work = (
+            f"{counted(len(left) - seeds, 'learning rate')} tried, then {counted(seeds, 'seed')}: each {work}"
+        )
+    elif seeds > 1:
+        work = f"{counted(seeds, 'seed')}: each {work}"
+    return f"{plan.summary}; {work}"
+
+
+def fitting_steps(plan: Plan, pace: Pace, budget: float) -> int:
+    """Return how many steps a run may have to take so many seconds in all, its epochs limited."""
+    config, data = plan.config(plan.whole, duration=1), plan.whole
+    most = max(1, QUICK_EPOCHS * len(data.train) // config.batch_size)
+    run = [RunLeft(data, True)]
+    fitting = bisect_right(
+        range(1, most + 1), budget, key=lambda steps: total_seconds(plan, run, pace, steps)
+    )
+    return max(1, fitting, min(most, int(LEAST * plan.minutes * 60 / pace.step)))
+
+
+def total_seconds(plan: Plan, left: Sequence[RunLeft], pace: Pace, steps: int | None) -> float:
+    """Return what all runs take: features, heads, steps, what is measured meanwhile and at the end, writing."""
+    seconds = pace.features
+    if plan.held_out is not None:
+        seconds += len(plan.held_out) * pace.image  # a temperature is fitted once
+    for run in left:
+        train, dev = run.data.train, run.data.dev
+        if plan.head_first:
+            seconds += pace.fitting * len(train) + pace.write
+        config = run_config(plan, run.data, steps)
+        periods = resolve_periods(config, len(train))
+        measured = len(plan.measured if dev is None else dev) * (1 if config.average is None else 2)
+        todo = max(0, periods.total - run.done)
+        evaluations = math.ceil(todo / periods.evaluate)
+        writes = evaluations + math.ceil(todo / periods.checkpoint) + 1
+        seconds += todo * pace.step + evaluations * measured * pace.image + writes * pace.write
+        if run.is_measured:
+            seconds += len(plan.measured) * pace.image + MEASURING
+    return seconds
+
+
+def run_config(plan: Plan, data: TrainDev, steps: int | None) -> TrainConfig:
+    """Return the settings of a run of so many steps, or of as many as the plan says."""
+    return plan.config(data) if steps is None else plan.config(data, duration=steps)
+
+
+def measure_pace(plan: Plan, path: Path, device: torch.device) -> Pace:
+    """Time a few steps and images of a plan on a model of its own, and writing it."""
+    config, world = run_config(plan, plan.whole, None if plan.has_duration else 1000), World(0, 1, device)
+    parts = build(config, world, plan.inputs(plan.whole))
+    missing, fitting = 0, 0.0
+    if plan.head_first:
+        missing = images_without_features(plan, parts, device)
+        fitting = seconds_to_fit(parts.model)
+    parts.objective.train()
+    step = seconds_per_step(config, parts, world)
+    image = seconds_per_image(parts, world)
+    return Pace(step, image, fitting, seconds_to_write(parts, path), missing * image)
+
+
+def seconds_per_step(config: TrainConfig, parts: RunParts, world: World) -> float:
+    """Return how long a step takes once it is warm: data, both passes and the update."""
+    size = config.micro_batch if isinstance(config.micro_batch, int) else config.batch_size
+    warm = WARM if config.compile == "graphs" else 0
+    began, trials = 0.0, 0
+    for step, batch in enumerate(parts.loader.steps(0, warm + 1 + MOST_TRIALS)):
+        train_step(config, parts, batch, step, size, world)
+        if step < warm:
+            continue
+        wait(world.device)
+        if step == warm:
+            began = time.perf_counter()
+            continue
+        trials = step - warm
+        if time.perf_counter() - began > TRIAL_SECONDS:
+            break
+    return (time.perf_counter() - began) / trials
+
+
+def seconds_per_image(parts: RunParts, world: World) -> float:
+    """Return how long it takes to read an image and to pass it forward."""
+    places = np.linspace(0, len(parts.source) - 1, min(IMAGES, len(parts.source))).astype(np.int64)
+    some = Subset(parts.source, places)
+    images = SourcePass(some, parts.preprocessing, world=world, batch_size=IMAGES // 2, bad_images="any")
+    began = time.perf_counter()
+    images.logits(parts.model, parts.objective.dtype)
+    return (time.perf_counter() - began) / len(some)
+
+
+def seconds_to_fit(model: Model) -> float:
+    """Return how long fitting a head takes for each image: passes over features, on the CPU."""
+    num_classes = model.config.num_classes
+    width = sum(p.numel() for name, p in model.named_parameters() if name.startswith(HEAD)) // num_classes
+    x = torch.ones(HEAD_ROWS, width, dtype=torch.float64)
+    weights = torch.zeros(width, num_classes, dtype=torch.float64)
+    began = time.perf_counter()
+    for _ in range(2):
+        x.T @ (x @ weights).softmax(1)
+    return (time.perf_counter() - began) / 2 * HEAD_PASSES / HEAD_ROWS
+
+
+def seconds_to_write(parts: RunParts, path: Path) -> float:
+    """Return how long it takes to write the weights where runs are kept."""
+    with tempfile.TemporaryDirectory(dir=path) as folder:
+        began = time.perf_counter()
+        save(parts.model, Path(folder, "model"))
+        return time.perf_counter() - began
+
+
+def images_without_features(plan: Plan, parts: RunParts, device: torch.device) -> int:
+    """Return how many images' features are to be computed; a sweep's parts are of the same train split."""
+    predictor = Predictor(parts.model, parts.preprocessing, (), device=device)
+    sources = [source for source in (plan.whole.train, plan.whole.dev) if source is not None]
+    return sum(len(source) for source in sources if not is_kept(predictor, source))
