@@ -177,7 +177,7 @@ def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     assert result.absent["real"] == "data has no real.json"
     assert result.absent["vtab"] == "data has no folder vtab"
     assert "left out vtab: data has no folder vtab" in listener.lines
-    assert any(line.startswith("estimated time: 0 seconds in all on cpu: cifar10") for line in listener.lines)
+    assert "./model on cifar10, each with 2 seeds; roughly 0 seconds on cpu" in listener.lines
     assert result.device_hours > 0
     column = result.published["L/16 I21k, table 2"]
     assert column["cifar10"] == PublishedAccuracy(pytest.approx(0.9915), pytest.approx(0.0003))
