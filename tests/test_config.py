@@ -30,6 +30,7 @@ from vitkit.config import (
 )
 from vitkit.errors import InputError
 from vitkit.models.configs import (
+    ATTENTION_SETTINGS,
     CompactConfig,
     HybridConfig,
     ModelConfig,
@@ -108,6 +109,12 @@ TRANSFORMER = {
 VIT = {
     **TRANSFORMER,
     "patch": st.integers(1, 16),
+    "attention": st.sampled_from(["full", "axial", "local", "sparse", "linformer", "reformer"]),
+    "attention_window": st.none() | st.integers(1, 9),
+    "attention_stride": st.none() | st.integers(1, 9),
+    "attention_rank": st.none() | st.integers(1, 9),
+    "attention_hashes": st.none() | st.integers(1, 9),
+    "attention_chunk": st.none() | st.integers(8, 64),
     "positions": st.sampled_from(["none", "learned", "learned_2d", "sincos_2d", "relative"]),
     "positions_at": st.sampled_from(["stem", "every_layer", "every_layer_shared"]),
     "position_std": st.none() | st.floats(0, 10),
@@ -170,7 +177,7 @@ def test_every_model_config_there_and_back(family: type[ModelConfig], data: st.D
     again = from_dict(family, plain, "config.json")
     assert again == config
     assert hash(again) == hash(config)
-    for name in set(names) - {"class_token"}:
+    for name in set(names) - {"class_token", *ATTENTION_SETTINGS}:
         value = getattr(config, name)
         expected = settings[name]
         if name == "image_size" and isinstance(expected, int):

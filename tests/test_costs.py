@@ -17,12 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.models.attention.definition import mask
 from vitkit.costs import cost, cost_of, training_exaflops
 from vitkit.errors import InputError
 from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
 from vitkit.models.model import Model
 from vitkit.models.names import list_models, model_config
+from vitkit.models.pairs import attention_cost
 from vitkit.published import table
 
 # 9.2: matmul MACs by hand; attention is QK^T and AV.
@@ -373,6 +375,49 @@ def test_activation_memory_of_a_vit_is_exact(config: ViTConfig) -> None:
 )
 def test_activation_memory_of_other_models_is_exact(config: ModelConfig) -> None:
     assert cost_of(config).activation_bytes(4) == saved_bytes_per_image(config)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "axial": {},
+    "local": {"attention_window": 5},
+    "sparse": {"attention_stride": 7},
+    "linformer": {"attention_rank": 6},
+    "reformer": {"attention_chunk": 16},
+}
+
+
+@pytest.mark.parametrize("pool", ["token", "mean"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_activation_memory_of_other_attentions(kind: str, pool: Any) -> None:
+    config = ViTConfig(
+        image_size=(36, 48), width=16, depth=2, heads=4, mlp_width=24, patch=3, pool=pool, num_classes=5,
+        attention=kind, **KINDS[kind],  # type: ignore[arg-type]
+    )  # fmt: skip
+    found, expected = cost_of(config).activation_bytes(4), saved_bytes_per_image(config)
+    assert found == (pytest.approx(expected, rel=0.05) if kind == "reformer" else expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_macs_of_attention_are_those_of_the_pairs_that_it_sees(kind: str) -> None:
+    config = ViTConfig(
+        image_size=(36, 48), width=16, heads=4, patch=3, registers=1, attention=kind, **KINDS[kind]
+    )  # type: ignore[arg-type]
+    tokens, patches, rank, rounds, chunk = 194, 192, 6, 2, 16
+    for axis in ("rows", "columns") if kind == "axial" else (None,):
+        found = attention_cost(config, axis)
+        if kind == "linformer":
+            assert found.pairs == 4 * tokens * (2 + rank) and found.more_macs == 2 * patches * rank * 16
+        elif kind == "reformer":
+            assert found.pairs == 4 * (rounds * patches * 2 * chunk + 2 * patches + 2 * tokens)
+            assert found.more_macs == rounds * patches * 16 * 6  # 12 buckets are 6 directions
+        else:
+            assert found.pairs == int(mask(config, axis).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_of_other_attentions_are_those_of_the_built_model(kind: str) -> None:
+    config = ViTConfig(image_size=64, width=16, depth=2, heads=4, mlp_width=24, attention=kind, **KINDS[kind])  # type: ignore[arg-type]
+    assert cost_of(config).parameters == sum(parameter.numel() for parameter in build(config).parameters())
 
 
 def test_activation_memory_of_relative_attention_is_within_two_percent() -> None:

@@ -6,7 +6,7 @@ positions isn't counted. Both are counts for the forward pass of one image.
 
 Activation memory is what autograd keeps per image for the backward pass, in eager PyTorch with fused attention and
 without dropout: each additional image in a batch adds this much. It doesn't include the image itself, the loss, or
-what is kept once per batch (weights, and what is computed only from weights).
+what is kept once per batch (weights, and what is computed only from weights). For attention 'reformer' it is an estimate.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from vitkit.models.configs import (
     ViTConfig,
 )
 from vitkit.models.names import model_config
+from vitkit.models.pairs import Axis, attention_cost
 from vitkit.results import Result
 
 Sides = tuple[int, int]
@@ -220,15 +221,19 @@ def _vit(config: ViTConfig) -> Iterator[Section]:
     embedding = _linear("patch_embedding", patches, channels * config.patch**2, width, saved=reads)
     prefix = Operation("tokens", parameters=config.num_prefix * width)
     yield Section((embedding, prefix, Operation("positions", parameters=_position_parameters(config))))
-    block = _encoder_block(
-        tokens,
-        width,
-        config.heads,
-        config.mlp_width,
-        layer_scale=config.layer_scale is not None,
-        relative=config.positions == "relative",
-    )
-    yield replace(block, repeats=config.depth)
+    axes: tuple[Axis | None, ...] = ("rows", "columns") if config.attention == "axial" else (None,)
+    layers = [
+        operation
+        for axis in axes
+        for operation in _encoder_layer(
+            tokens,
+            width,
+            config.mlp_width,
+            tuple(_vit_attention(config, axis)),
+            layer_scale=config.layer_scale is not None,
+        )
+    ]
+    yield Section(tuple(layers), repeats=config.depth, block_input=tokens * width)
     yield Section(tuple(_vit_head(config)))
 
 
@@ -276,8 +281,12 @@ def _compact(config: CompactConfig) -> Iterator[Section]:
     table = tokens * width if config.positions == "learned" else 0
     prefix = Operation("tokens", parameters=config.num_prefix * width)
     yield Section((prefix, Operation("positions", parameters=table)))
-    block = _encoder_block(tokens, width, config.heads, config.mlp_width, qkv_bias=False)
-    yield replace(block, repeats=config.depth)
+    attention = (
+        _linear("qkv", tokens, width, 3 * width, bias=False),
+        _attention("attention", tokens, tokens, width, config.heads, saved=3 * tokens * width),
+    )
+    layer = _encoder_layer(tokens, width, config.mlp_width, attention)
+    yield Section(layer, repeats=config.depth, block_input=tokens * width)
     pooled = tuple(_sequence_pool(tokens, width)) if config.pool == "seqpool" else ()
     kept = width if pooled else tokens * width
     yield Section((_layer_norm(tokens, width), *pooled, _head(1, config, saved=kept)))
@@ -397,32 +406,46 @@ def _unit_before(channels: int, middle: int, size: Sides, stride: int) -> Sectio
     return Section(tuple(operations), block_input=before * channels)
 
 
-def _encoder_block(
+def _vit_attention(config: ViTConfig, axis: Axis | None) -> Iterator[Operation]:
+    """The projection to queries, keys and values, and what mixes the values."""
+    tokens, width = config.num_tokens, config.width
+    projections = 2 if config.attention == "reformer" else 3  # its queries are keys
+    yield _linear("qkv", tokens, width, projections * width)
+    if config.positions == "relative":
+        yield _relative_logits(tokens, width, config.heads)
+    found = attention_cost(config, axis)
+    rank = config.attention_rank or 0
+    yield Operation(
+        "attention",
+        parameters=2 * config.num_patches * rank,
+        macs=2 * found.pairs * (width // config.heads) + found.more_macs,
+        elementwise=found.pairs,
+        saved=found.saved,
+        saved_bytes=found.saved_bytes,
+    )
+
+
+def _encoder_layer(
     tokens: int,
     width: int,
-    heads: int,
     mlp_width: int,
+    attention: tuple[Operation, ...],
     *,
-    qkv_bias: bool = True,
     layer_scale: bool = False,
-    relative: bool = False,
-) -> Section:
+) -> tuple[Operation, ...]:
     residual = [Operation("residual", elementwise=tokens * width)]
     if layer_scale:
         scale = Operation("layer_scale", width, elementwise=tokens * width, saved=tokens * width)
         residual.insert(0, scale)
-    operations = (
+    return (
         _layer_norm(tokens, width),
-        _linear("qkv", tokens, width, 3 * width, bias=qkv_bias),
-        *([_relative_logits(tokens, width, heads)] if relative else []),
-        _attention("attention", tokens, tokens, width, heads, saved=3 * tokens * width),
+        *attention,
         _linear("projection", tokens, width, width),
         *residual,
         _layer_norm(tokens, width),
         *_mlp("mlp", tokens, width, mlp_width),
         *residual,
     )
-    return Section(operations, block_input=tokens * width)
 
 
 def _map_pool(tokens: int, width: int, heads: int, mlp_width: int) -> tuple[Operation, ...]:

@@ -30,6 +30,18 @@ class ModelSettings(TypedDict, total=False):
     "Hidden size of each block's MLP."
     patch: int
     "Side of a patch in pixels."
+    attention: Literal["full", "axial", "local", "sparse", "linformer", "reformer"]
+    "Which tokens a patch attends to: all (full); its row, then its column, in a block with two attentions and two MLPs (axial); a square around it (local); its neighbours in raster order or every n-th patch, by head (sparse); learned mixtures of all patches (linformer); patches with like hashes (reformer)."
+    attention_window: int | None
+    "Side of the square for attention 'local', in patches; an odd number, 7 by default."
+    attention_stride: int | None
+    "For attention 'sparse', how far neighbours reach and the distance of every n-th patch. Default: the grid's width."
+    attention_rank: int | None
+    "Number of mixtures for attention 'linformer', 64 by default."
+    attention_hashes: int | None
+    "Rounds of hashing for attention 'reformer', 2 by default."
+    attention_chunk: int | None
+    "Patches per chunk of the sorted hashes for attention 'reformer', 32 by default."
     positions: Literal["none", "learned", "learned_2d", "sincos_2d", "relative", "sine"]
     "Position embedding: none, one learned vector per token, learned vectors per grid row and grid column (half the width each), fixed 2-D sines and cosines, or 1-D relative attention."
     positions_at: Literal["stem", "every_layer", "every_layer_shared"]

@@ -43,13 +43,31 @@ UNDEFINED = {
     ("unpooled", "pooling_map"): "it has no pool",
     **{
         (family, "pooling_map"): "its head reads only the class token"
-        for family in ("token", "relative", "hybrid", "hybrid-stages", "vit-lite")
+        for family in (
+            "token",
+            "relative",
+            "axial",
+            "sparse",
+            "reformer",
+            "linformer",
+            "hybrid",
+            "hybrid-stages",
+            "vit-lite",
+        )
     },
-    **{(family, "pooling_map"): "it gives every patch the same weight" for family in ("mean", "sincos")},
+    **{
+        ("linformer", name): "Linformer attends to mixtures of all patches, not to patches"
+        for name in ("attention_distance", "attention_maps", "rollout", "gradient_rollout")
+    },
+    **{
+        (family, "pooling_map"): "it gives every patch the same weight"
+        for family in ("mean", "sincos", "local")
+    },
 }
 GRIDS = {"hybrid-stages": (2, 3), "cct": (4, 6)}
 FILTERS = {
     **dict.fromkeys(("token", "mean", "map", "seqpool", "unpooled", "sincos", "relative"), (15, 4, 4, 3)),
+    **dict.fromkeys(("axial", "local", "sparse", "reformer", "linformer"), (15, 4, 4, 3)),
     **dict.fromkeys(("vit-lite", "cvt"), (15, 4, 4, 3)),
     **dict.fromkeys(("hybrid", "hybrid-stages", "bit"), (28, 7, 7, 3)),
     "cct": (16, 3, 3, 3),
@@ -67,12 +85,12 @@ def test_an_array_or_a_reason(family: str, name: str) -> None:
         reason = f" is not defined for this model, because {UNDEFINED[family, name]}"
         assert str(error.value).endswith(reason)
         return
-    grid = GRIDS.get(family, (2, 3))
+    grid, layers = GRIDS.get(family, (2, 3)), 6 if family == "axial" else 3
     shapes = {
         "embedding_filters": FILTERS[family],
         "position_similarity": (*grid, *grid),
-        "attention_distance": (3, 2),
-        "attention_maps": (2, 3, 2, *grid),
+        "attention_distance": (layers, 2),
+        "attention_maps": (2, layers, 2, *grid),
         "rollout": (2, *grid),
         "gradient_rollout": (2, *grid),
         "token_colors": (2, *grid, 3),

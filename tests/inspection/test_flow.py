@@ -20,9 +20,9 @@ from vitkit.inspection import flow as flow_module
 from vitkit.inspection import gradient_rollout, rollout
 from vitkit.inspection.asking import Undefined
 from vitkit.inspection.flow import Flow, discard_smallest, mix_residual
-from vitkit.models import layers
+from vitkit.models.attention import full
+from vitkit.models.attention.attention import attention_weights
 from vitkit.models.configs import ViTConfig
-from vitkit.models.layers import attention_weights
 from vitkit.models.record import Record
 
 LAYERS = ([[0.8, 0.2], [0.4, 0.6]], [[0.5, 0.5], [0.1, 0.9]])
@@ -191,7 +191,7 @@ def test_a_gradient_rollout_holds_one_layers_attention(monkeypatch: pytest.Monke
 
         return remembered
 
-    monkeypatch.setattr(layers, "attention_weights", remembering(attention_weights))
+    monkeypatch.setattr(full, "attention_weights", remembering(attention_weights))
     monkeypatch.setattr(flow_module, "mix_residual", remembering(mix_residual))
     model = make(dataclasses.replace(FAMILIES["token"], depth=6))
     gradient_rollout(model, images_for(model.config)[:1], 1)

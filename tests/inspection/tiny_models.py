@@ -24,6 +24,11 @@ FAMILIES: dict[str, ModelConfig] = {
     "unpooled": ViTConfig(**VIT, pool="none"),
     "sincos": ViTConfig(**VIT, pool="mean", positions="sincos_2d"),
     "relative": ViTConfig(**VIT, positions="relative"),
+    "axial": ViTConfig(**VIT, attention="axial"),
+    "local": ViTConfig(**VIT, attention="local", attention_window=3, pool="mean"),
+    "sparse": ViTConfig(**VIT, attention="sparse", attention_stride=2),
+    "reformer": ViTConfig(**VIT, attention="reformer", attention_chunk=8),
+    "linformer": ViTConfig(**VIT, attention="linformer", attention_rank=2),
     "hybrid": HybridConfig(**dict(VIT, image_size=(16, 24), patch=2), backbone_units=(), backbone_width=32),
     "hybrid-stages": HybridConfig(
         **dict(VIT, image_size=(16, 24), patch=1), backbone_units=(1, 1), backbone_width=32

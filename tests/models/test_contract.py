@@ -40,6 +40,11 @@ MODELS: dict[str, ModelConfig] = {
     "vit-seqpool-relative": ViTConfig(**VIT, pool="seqpool", class_token=True, positions="relative"),
     "vit-shared": ViTConfig(**VIT, pre_logits=12, positions_at="every_layer_shared", gelu="erf"),
     "vit-unpooled": ViTConfig(**VIT, pool="none", positions="none"),
+    "vit-axial": ViTConfig(**VIT, attention="axial", registers=1),
+    "vit-local": ViTConfig(**VIT, attention="local", attention_window=3, pool="mean"),
+    "vit-sparse": ViTConfig(**VIT, attention="sparse"),
+    "vit-linformer": ViTConfig(**VIT, attention="linformer", attention_rank=4),
+    "vit-reformer": ViTConfig(**VIT, attention="reformer", attention_chunk=8),
     "hybrid": HybridConfig(**HYBRID, patch=1, backbone_units=(1, 2)),
     "hybrid-stem": HybridConfig(**HYBRID, patch=4, backbone_units=(), standardization="std"),
     "bit": ResNetConfig(image_size=(32, 24), num_classes=5, units=(1, 2)),
@@ -54,6 +59,11 @@ COMPILED: dict[str, ModelConfig] = {
         **ONE_BLOCK, pool="map", positions="learned_2d", positions_at="every_layer_shared"
     ),
     "vit-seqpool-relative": ViTConfig(**ONE_BLOCK, pool="seqpool", positions="relative"),
+    "vit-axial": ViTConfig(**ONE_BLOCK, attention="axial"),
+    "vit-local": ViTConfig(**ONE_BLOCK, attention="local", attention_window=3),
+    "vit-sparse": ViTConfig(**ONE_BLOCK, attention="sparse", attention_stride=5),
+    "vit-linformer": ViTConfig(**ONE_BLOCK, attention="linformer", attention_rank=4),
+    "vit-reformer": ViTConfig(**ONE_BLOCK, attention="reformer", attention_chunk=8),
     "hybrid": HybridConfig(**dict(HYBRID, depth=1), patch=2, backbone_units=(1,)),
     "bit": ResNetConfig(image_size=(16, 24), num_classes=5, units=(1,)),
     "vit-lite": CompactConfig(**dict(COMPACT, depth=1), tokenizer="patches", kernel=4, pool="token"),
@@ -61,6 +71,8 @@ COMPILED: dict[str, ModelConfig] = {
 }
 
 every_model = pytest.mark.parametrize("name", MODELS)
+# Linformer's weights are for one grid; tests/models/attention has its own tests.
+every_resizable = pytest.mark.parametrize("name", [name for name in MODELS if name != "vit-linformer"])
 one_fast = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "cct" else pytest.mark.slow) for name in COMPILED]
 )
@@ -172,13 +184,16 @@ def test_logits_are_the_head_on_the_features(name: str) -> None:
 def test_record_gives_the_logits_of_the_fused_path(name: str) -> None:
     model = make(MODELS[name])
     images = images_for(model.config)
-    is_transformer = name != "bit"
-    record = Record("attention", "tokens", "pooling", "features") if is_transformer else Record("features")
+    layers = getattr(model.config, "num_layers", 0)
+    record = Record("attention", "tokens", "pooling", "features") if layers else Record("features")
+    if name == "vit-linformer":
+        record = Record("tokens", "features")
     torch.testing.assert_close(model(images, record=record), model(images), atol=1e-5, rtol=0)
     torch.testing.assert_close(record.features, model.features(images), atol=1e-5, rtol=0)
     for attention in record.attention.values():
         torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:-1]))
-    assert len(record.attention) == len(record.tokens) == (2 if is_transformer else 0)
+    assert len(record.tokens) == layers
+    assert len(record.attention) == (0 if name == "vit-linformer" else layers)
 
 
 @every_model
@@ -224,7 +239,7 @@ def test_a_new_head_is_zero(name: str) -> None:
     assert torch.equal(model(images), model.features(images))
 
 
-@every_model
+@every_resizable
 def test_another_image_size_and_back(name: str) -> None:
     config = MODELS[name]
     model, images = make(config), images_for(config)
@@ -244,7 +259,7 @@ def test_another_image_size_and_back(name: str) -> None:
         assert torch.equal(after, before)
 
 
-@every_model
+@every_resizable
 def test_positions_stay_frozen_when_resampled(name: str) -> None:
     model = make(MODELS[name])
     model.requires_grad_(False)
@@ -298,7 +313,8 @@ def test_bfloat16_and_copies(name: str) -> None:
     torch.testing.assert_close(half_logits.float(), logits, atol=0.1 * logits.std().item(), rtol=0.1)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(model(images).float(), logits, atol=0.1 * logits.std().item(), rtol=0.1)
-    half.set_image_size((28, 36))
+    if name != "vit-linformer":
+        half.set_image_size((28, 36))
     assert half(images_for(half.config).bfloat16()).dtype == torch.bfloat16
     assert torch.equal(model(images), logits)
 
@@ -366,7 +382,8 @@ def test_exports_with_any_batch(name: str, strict: bool) -> None:
     images = images_for(model.config, batch=5)
     torch.testing.assert_close(exported.module()(images), model(images), atol=1e-5, rtol=1e-5)
     fused = sum("scaled_dot_product_attention" in str(node.target) for node in exported.graph.nodes)
-    assert fused == {"bit": 0, "vit-map-axes": 2}.get(name, 1)
+    calls = {"bit": 0, "vit-map-axes": 2, "vit-axial": 4, "vit-local": 2, "vit-sparse": 3}
+    assert fused == calls.get(name, 1)
 
 
 def test_the_largest_models_build_on_the_meta_device_at_once() -> None:
@@ -429,6 +446,12 @@ VIT_CHANGES = {
     **ANY,
     **TRANSFORMER,
     "patch": Change("parameters", (8,)),
+    "attention": Change("parameters", ("axial", "linformer", "reformer")),
+    "attention_window": Change("logits", (3,), {"attention": "local"}),
+    "attention_stride": Change("logits", (3,), {"attention": "sparse"}),
+    "attention_rank": Change("parameters", (3,), {"attention": "linformer"}),
+    "attention_hashes": Change("logits", (3,), {"attention": "reformer", "attention_chunk": 8}),
+    "attention_chunk": Change("logits", (8,), {"attention": "reformer"}),
     "positions": Change("parameters", ("none", "learned_2d", "sincos_2d", "relative")),
     "positions_at": Change("parameters", ("every_layer",)),
     "position_std": Change("initial", (None, 0.5)),
@@ -481,8 +504,11 @@ CHANGES: dict[type[ModelConfig], tuple[dict[str, Any], dict[str, Change]]] = {
         },
     ),
 }
-# A second value that changes something else than the first.
-SHARED = Change("logits", ("every_layer_shared",))
+# Further values, which change something else than the first.
+OTHERS = {
+    "attention": Change("logits", ("local", "sparse")),
+    "positions_at": Change("logits", ("every_layer_shared",)),
+}
 
 
 @functools.cache
@@ -499,6 +525,8 @@ def behaviour(config: ModelConfig) -> dict[str, list[Any]]:
     }
     torch.manual_seed(2)
     seen["training"] = [model.train()(images)]
+    if getattr(config, "attention", "full") == "linformer":  # its weights are for one grid
+        return {**seen, "resized": []}
     model.eval().set_image_size((48, 72))
     seen["resized"] = [model(images_for(model.config).double())]
     return seen
@@ -528,8 +556,9 @@ def test_the_table_of_changes_knows_every_setting(family: type[ModelConfig]) -> 
     assert set(changes) == {field.name for field in dataclasses.fields(family)}
     for field in dataclasses.fields(family):
         if typing.get_origin(hints[field.name]) is Literal:
-            others = set(typing.get_args(hints[field.name])) - {field.default, *SHARED.values}
-            assert set(changes[field.name].values) == others, field.name
+            more = OTHERS[field.name].values if field.name in OTHERS else ()
+            others = set(typing.get_args(hints[field.name])) - {field.default}
+            assert {*changes[field.name].values, *more} == others, field.name
 
 
 @pytest.mark.parametrize(
@@ -539,7 +568,7 @@ def test_the_table_of_changes_knows_every_setting(family: type[ModelConfig]) -> 
         for family, (_, changes) in CHANGES.items()
         for field, change in [
             *changes.items(),
-            *([("positions_at", SHARED)] if "positions_at" in changes else []),
+            *((field, change) for field, change in OTHERS.items() if field in changes),
         ]
     ],
 )

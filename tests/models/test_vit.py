@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from vitkit.errors import InputError
 from vitkit.models import build
+from vitkit.models.attention.full import FullAttention
 from vitkit.models.compact import CompactTransformer
 from vitkit.models.configs import CompactConfig, HybridConfig, ResNetConfig, ViTConfig
-from vitkit.models.layers import Attention, DropPath, StandardizedConv2d, drop_path_rates, pad_same
+from vitkit.models.layers import DropPath, StandardizedConv2d, drop_path_rates, pad_same
 from vitkit.models.model import Model
 from vitkit.models.record import Record
 from vitkit.models.vit import VisionTransformer
@@ -582,7 +583,7 @@ def test_dropout_of_the_compact_family() -> None:
 @pytest.mark.parametrize("recorded", [False, True])
 def test_attention_dropout_keeps_the_mean(recorded: bool) -> None:
     torch.manual_seed(0)
-    attention = Attention(8, 2, attention_dropout=0.4)
+    attention = FullAttention(8, 2, attention_dropout=0.4)
     x = torch.randn(1, 5, 8)
     many = x.expand(4000, -1, -1)
     record = Record("attention")

@@ -345,6 +345,7 @@ def test_settings_survive_in_timm(settings: dict[str, Any], tmp_path: Path) -> N
         ({"positions": "relative"}, "its ViT has no positions 'relative' at 'stem'"),
         ({"positions_at": "every_layer"}, "its ViT has no positions 'learned' at 'every_layer'"),
         ({"pool": "seqpool"}, "its ViT has no pool 'seqpool'"),
+        ({"attention": "local"}, "its ViT has no attention 'local'"),
         ({"pre_logits": 16}, "its ViT has no tanh layer before the head"),
     ],
     ids=str,
@@ -644,6 +645,7 @@ PEERS_LACK = {
         ("mu/16", {"positions": "none"}, "its ViT has learned positions with a row for the class token"),
         ("mu/16", {"prefix_positions": False}, "its ViT has learned positions with a row for the class token"),
         ("mu/16", {"layer_scale": 0.1}, "its ViT has no LayerScale"),
+        ("mu/16", {"attention": "sparse"}, "its ViT has no attention 'sparse'"),
         ("mu/16", {"pre_logits": 8}, "its ViT classifier has no tanh layer before the head"),
         ("R+Ti/16", {}, "it has native ViTs and BiT ResNets only"),
     ],
@@ -657,6 +659,7 @@ PEERS_LACK = {
         ("BiT-R50x1", {"units": (1,)}, "it has plain ViTs only"),
     ],
     "npz": [
+        ("mu/16", {"attention": "reformer"}, "its ViT has no attention 'reformer'"),
         ("mu/16", {"registers": 1}, "its ViT has no registers and no LayerScale, and its last norm comes before the pool"),
         ("mu/16", {"final_norm": "pooled"}, "its ViT has no registers and no LayerScale, and its last norm comes before the pool"),
         ("mu/16", {"positions": "relative"}, "its ViT has no positions 'relative' at 'stem'"),

@@ -68,6 +68,14 @@ def transformer(model: Inspected, what: str) -> tuple[Model, TransformerConfig]:
     return module, module.config
 
 
+def attending(model: Inspected, what: str) -> tuple[Model, TransformerConfig]:
+    """Return a transformer and its config; raise Undefined if it has no attention between tokens."""
+    module, config = transformer(model, what)
+    if getattr(config, "attention", "full") == "linformer":
+        raise Undefined(what, "Linformer attends to mixtures of all patches, not to patches")
+    return module, config
+
+
 def check_head(model: Inspected, what: str) -> None:
     """Raise Undefined if a model doesn't classify images."""
     config = bare(model).config

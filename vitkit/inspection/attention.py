@@ -13,6 +13,7 @@ from vitkit.inspection.asking import (
     Inspected,
     Undefined,
     ask,
+    attending,
     reads_class_token,
     transformer,
 )
@@ -33,7 +34,7 @@ def attention_distance(model: Inspected, images: Tensor, *, batch_size: int | No
     Class and register tokens have no position: their rows and columns are dropped, and the other rows are normalised
     to sum to one. Each layer is reduced as it is computed, so only one layer's attention is in memory.
     """
-    module, config = transformer(model, "attention distance")
+    module, config = attending(model, "attention distance")
     like = next(module.parameters())
     pixels = patch_distances(config.grid, (config.stride, config.stride)).to(like.device, torch.float32)
 
@@ -69,9 +70,9 @@ def attention_maps(
     layers: indices, which may be negative. Default: all layers.
     patch: (row, column) of a patch whose attention to return instead. Both may be negative.
     """
-    module, config = transformer(model, "a map of attention")
+    module, config = attending(model, "a map of attention")
     query = None if patch is None else config.num_prefix + _place(patch, config.grid)
-    chosen = range(config.depth) if layers is None else layers
+    chosen = range(config.num_layers) if layers is None else layers
 
     def reduce(kind: str, layer: int | None, attention: Tensor) -> Tensor:
         # A copy: a view of the row would hold the whole layer's attention.
@@ -80,7 +81,7 @@ def attention_maps(
         return read_patches(config, attention).float().clone()
 
     def take(record: Record) -> np.ndarray:
-        rows = torch.stack([record.attention[layer % config.depth] for layer in chosen], dim=1)
+        rows = torch.stack([record.attention[layer % config.num_layers] for layer in chosen], dim=1)
         return rows.unflatten(-1, config.grid).cpu().numpy()
 
     record = Record("attention", layers=chosen, reduce=reduce)
@@ -123,7 +124,7 @@ def token_colors(
     the same in every image.
     """
     module, config = transformer(model, "a picture of tokens")
-    place = layer % config.depth
+    place = layer % config.num_layers
 
     def reduce(kind: str, layer: int | None, tokens: Tensor) -> Tensor:
         return tokens[:, config.num_prefix :].float().cpu().clone()  # (batch, patches, width)

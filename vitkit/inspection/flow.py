@@ -21,11 +21,11 @@ from vitkit.inspection.asking import (
     Inspected,
     Undefined,
     ask,
+    attending,
     batches,
     check_head,
     evaluating,
     reads_class_token,
-    transformer,
 )
 from vitkit.models.configs import TransformerConfig
 from vitkit.models.model import Model
@@ -55,7 +55,7 @@ def rollout(
     residual: weight of the identity.
     discard: share of the off-diagonal entries of each image's fused matrix to set to zero, smallest first.
     """
-    module, config = transformer(model, "attention rollout")
+    module, config = attending(model, "attention rollout")
     check_choice("fuse", fuse, Fuse)
     flow = Flow(residual, discard)
 
@@ -169,7 +169,7 @@ def gradient_rollout(
 
     classes: one class index for all images, or one for each.
     """
-    module, config = transformer(model, "gradient rollout")
+    module, config = attending(model, "gradient rollout")
     check_head(module, "gradient rollout")
     numbers = _class_numbers(classes, len(images), config.num_classes)
     flow, maps, done, has_gradient = Flow(residual, discard), list[np.ndarray](), 0, False

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.kernels.pooling import relu_pool
+from vitkit.models.attention.full import FullAttention
 from vitkit.models.configs import CompactConfig, ModelConfig
-from vitkit.models.layers import Activation, Attention, DropPath, drop_path_rates, sequence_pool
+from vitkit.models.layers import Activation, DropPath, drop_path_rates, sequence_pool
 from vitkit.models.model import Model, recomputed
 from vitkit.models.positions import resample_table, sine_1d
 from vitkit.models.record import Record
@@ -56,7 +57,7 @@ class Block(nn.Module):
     def __init__(self, config: CompactConfig, drop_path: float) -> None:
         super().__init__()
         self.pre_norm = nn.LayerNorm(config.width, eps=config.norm_epsilon)
-        self.self_attn = Attention(
+        self.self_attn = FullAttention(
             config.width,
             config.heads,
             qkv_bias=False,

@@ -10,6 +10,7 @@ from vitkit.config import Bounds, Count, CountOrZero, NotNegative, Positive, Rat
 from vitkit.errors import InputError
 from vitkit.models.words import OTHER_WORDS
 
+AttentionKind = Literal["full", "axial", "local", "sparse", "linformer", "reformer"]
 Gelu = Literal["tanh", "erf"]
 Resample = Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"]
 Standardization = Literal["std", "variance"]
@@ -90,6 +91,11 @@ class TokenConfig(ModelConfig):
         )
 
     @property
+    def num_layers(self) -> int:
+        """Number of attentions, each with an MLP after it."""
+        return self.depth
+
+    @property
     def stride(self) -> int:
         """Pixels per token along each side."""
         raise NotImplementedError
@@ -117,12 +123,34 @@ class TokenConfig(ModelConfig):
         return self.num_prefix + self.num_patches
 
 
+# Each setting of a kind of attention, and its default. Other kinds don't have it.
+ATTENTION_SETTINGS: dict[str, tuple[AttentionKind, int | None]] = {
+    "attention_window": ("local", 7),
+    "attention_stride": ("sparse", None),
+    "attention_rank": ("linformer", 64),
+    "attention_hashes": ("reformer", 2),
+    "attention_chunk": ("reformer", 32),
+}
+
+
 @dataclass(frozen=True)
 class ViTConfig(TokenConfig):
     """The Vision Transformer."""
 
     patch: Side = 16
     "Side of a patch in pixels."
+    attention: AttentionKind = "full"
+    "Which tokens a patch attends to: all (full); its row, then its column, in a block with two attentions and two MLPs (axial); a square around it (local); its neighbours in raster order or every n-th patch, by head (sparse); learned mixtures of all patches (linformer); patches with like hashes (reformer)."
+    attention_window: Annotated[int, Bounds(at_least=1, at_most=2**14 - 1)] | None = None
+    "Side of the square for attention 'local', in patches; an odd number, 7 by default."
+    attention_stride: Side | None = None
+    "For attention 'sparse', how far neighbours reach and the distance of every n-th patch. Default: the grid's width."
+    attention_rank: Annotated[int, Bounds(at_least=1, at_most=2**16)] | None = None
+    "Number of mixtures for attention 'linformer', 64 by default."
+    attention_hashes: Annotated[int, Bounds(at_least=1, at_most=16)] | None = None
+    "Rounds of hashing for attention 'reformer', 2 by default."
+    attention_chunk: Annotated[int, Bounds(at_least=8, at_most=2**14)] | None = None
+    "Patches per chunk of the sorted hashes for attention 'reformer', 32 by default."
     positions: Literal["none", "learned", "learned_2d", "sincos_2d", "relative"] = "learned"
     "Position embedding: none, one learned vector per token, learned vectors per grid row and grid column (half the width each), fixed 2-D sines and cosines, or 1-D relative attention."
     positions_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
@@ -169,6 +197,7 @@ class ViTConfig(TokenConfig):
             rows >= 1 and columns >= 1,
             f"an image of {self.size[0]}x{self.size[1]} pixels is smaller than one patch of {self.stride}",
         )
+        self._check_attention()
         self.require(
             self.class_token is True or self.pool != "token",
             "pool 'token' needs a class token: remove class_token from the settings, or set it to true",
@@ -194,6 +223,43 @@ class ViTConfig(TokenConfig):
             self.final_norm == "tokens" or self.pool in ("token", "mean"),
             f"final_norm 'pooled' needs pool 'token' or 'mean', not {self.pool!r}",
         )
+
+    def _check_attention(self) -> None:
+        for name, (kind, default) in ATTENTION_SETTINGS.items():
+            if self.attention != kind:
+                self.require(
+                    getattr(self, name) is None,
+                    f"{name} applies to attention {kind!r}, not {self.attention!r}: remove it",
+                )
+            elif getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        if self.attention == "full":
+            return
+        self.require(
+            self.positions != "relative",
+            f"positions 'relative' need attention 'full', not {self.attention!r}",
+        )
+        self.require(
+            not self.patch_dropout or self.attention == "reformer",
+            f"attention {self.attention!r} needs all patches, but patch_dropout drops some: set it to 0",
+        )
+        if self.attention_window is not None:
+            self.require(
+                self.attention_window % 2 == 1, f"attention_window must be odd, not {self.attention_window}"
+            )
+        if self.attention == "sparse":
+            self.require(
+                self.heads > 1, "attention 'sparse' needs at least 2 heads: each half sees other patches"
+            )
+            stride = self.attention_stride or self.grid[1]
+            self.require(
+                stride <= self.num_patches,
+                f"attention_stride {stride} is larger than the number of patches, {self.num_patches}",
+            )
+
+    @property
+    def num_layers(self) -> int:
+        return 2 * self.depth if self.attention == "axial" else self.depth
 
     @property
     def stride(self) -> int:

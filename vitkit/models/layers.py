@@ -8,63 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.kernels.attention import can_use, short_attention
 from vitkit.kernels.gelu import exact_gelu
+from vitkit.models.attention.attention import Attention, attention_weights
+from vitkit.models.attention.full import FullAttention
 from vitkit.models.configs import Gelu, HybridConfig, ResNetConfig
-from vitkit.models.positions import relative_logits
 from vitkit.models.record import Record
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention. Uses a fused kernel unless the attention weights are recorded."""
-
-    relative: nn.Parameter | None
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        qkv_bias: bool = True,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        relative_tokens: int = 0,
-    ) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_dropout = attention_dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
-        self.proj = nn.Linear(width, width)
-        self.proj_drop = nn.Dropout(dropout)
-        if relative_tokens:  # one key per offset between two tokens, shared by the heads
-            self.relative = nn.Parameter(torch.zeros(2 * relative_tokens - 1, width // heads))
-        else:
-            self.register_parameter("relative", None)
-
-    def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
-        batch, tokens, width = x.shape
-        qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
-        dropout = self.attention_dropout if self.training else 0.0
-        wants_weights = record is not None and record.wants("attention", layer)
-        if self.relative is None and not wants_weights and qkv.requires_grad and can_use(qkv):
-            return self.proj_drop(self.proj(short_attention(qkv, dropout)))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, width / heads)
-        bias = None if self.relative is None else relative_logits(q, self.relative)
-        if wants_weights:
-            assert record is not None
-            attention = attention_weights(q, k, bias)  # (batch, heads, tokens, tokens)
-            record.keep("attention", attention, layer)
-            x = F.dropout(attention, dropout) @ v
-        else:
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
-        x = x.transpose(1, 2).reshape(batch, tokens, width)
-        return self.proj_drop(self.proj(x))
-
-
-def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return softmax(q k^T / sqrt(size) + bias), as the fused kernel computes it internally."""
-    logits = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
-    return (logits if bias is None else logits + bias).softmax(dim=-1)
 
 
 class Activation(nn.Module):
@@ -224,7 +172,7 @@ def init_encoder_layer(module: nn.Module) -> None:
                     nn.init.zeros_(linear.bias)
         if isinstance(module, MapPool):
             nn.init.xavier_uniform_(module.latent[0])
-        elif module.relative is not None:
+        elif isinstance(module, FullAttention) and module.relative is not None:
             nn.init.normal_(module.relative, std=0.02)
     elif isinstance(module, Mlp):
         for linear in (module.fc1, module.fc2):

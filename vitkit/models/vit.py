@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.models.configs import ModelConfig, ViTConfig
+from vitkit.errors import InputError
+from vitkit.models.attention import Attention, build_attention
+from vitkit.models.attention.full import FullAttention
+from vitkit.models.configs import ModelConfig, Size, ViTConfig, as_size
 from vitkit.models.layers import (
-    Attention,
     DropPath,
     LayerScale,
     MapPool,
@@ -24,6 +26,7 @@ from vitkit.models.layers import (
     sequence_pool,
 )
 from vitkit.models.model import Model, recomputed
+from vitkit.models.pairs import Axis
 from vitkit.models.positions import concat_axes, resample_line, resample_table, sincos_2d
 from vitkit.models.record import Record
 
@@ -58,16 +61,10 @@ def cut_patches(images: Tensor, patch: int) -> Tensor:
 class Block(nn.Module):
     """Attention, then MLP: each with a LayerNorm before it and a residual connection around it."""
 
-    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+    def __init__(self, config: ViTConfig, drop_path: float, axis: Axis | None = None) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width, eps=config.norm_epsilon)
-        self.attn = Attention(
-            config.width,
-            config.heads,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            relative_tokens=config.num_tokens if config.positions == "relative" else 0,
-        )
+        self.attn = build_attention(config, axis)
         self.ls1 = _layer_scale(config)
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_epsilon)
         self.mlp = Mlp(config.width, config.mlp_width, config.gelu, config.dropout)
@@ -77,7 +74,22 @@ class Block(nn.Module):
     def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), record, layer)))
         x = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        if record is not None:
+            record.keep("tokens", x, layer)
         return x
+
+
+class AxialBlock(nn.Module):
+    """Attention along rows and an MLP, then attention along columns and an MLP (ViT, D.6): two layers."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.row = Block(config, drop_path, "rows")
+        self.column = Block(config, drop_path, "columns")
+
+    def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
+        x = self.row(x, record, 2 * layer)
+        return self.column(x, record, 2 * layer + 1)
 
 
 def _layer_scale(config: ViTConfig) -> nn.Module:
@@ -103,7 +115,8 @@ class VisionTransformer(Model):
         self._build_positions(config)
         self.pos_drop = nn.Dropout(config.dropout)
         rates = drop_path_rates(config.stochastic_depth, config.depth)
-        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
+        block = AxialBlock if config.attention == "axial" else Block
+        self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
         norm = nn.LayerNorm(config.width, eps=config.norm_epsilon)
         self.norm = norm if config.final_norm == "tokens" else nn.Identity()
         if config.pool == "map":
@@ -143,7 +156,7 @@ class VisionTransformer(Model):
         corrupt: applied to the patch embeddings (batch, patches, width) before positions are added.
         """
         if record is not None:
-            record.start(self.config.depth)
+            record.start(self.config.num_layers)
         tokens = self.embed(images, corrupt)  # (batch, tokens, width)
         if keep is not None:
             tokens = self.take_patches(tokens, keep)
@@ -154,8 +167,6 @@ class VisionTransformer(Model):
                 tokens = recomputed(block, tokens, *(() if record is None else (record, layer)))
             else:
                 tokens = block(tokens, record, layer)
-            if record is not None:
-                record.keep("tokens", tokens, layer)
         return self.norm(tokens)
 
     def embed(self, images: Tensor, corrupt: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -232,6 +243,15 @@ class VisionTransformer(Model):
         self.head = _head(config).to(device=like.device, dtype=like.dtype)
         self._reset_head_parameters()
 
+    def set_image_size(self, image_size: Size) -> None:
+        new = replace(self.config, image_size=as_size(image_size))
+        if new.attention == "linformer" and new.grid != self.config.grid:
+            old, asked = (f"{rows}x{columns}" for rows, columns in (self.config.grid, new.grid))
+            raise InputError(
+                f"attention 'linformer' has weights for {old} patches, so the image size can't change to one of {asked} patches"
+            )
+        super().set_image_size(image_size)
+
     def resample_positions(self, old: ModelConfig) -> None:
         assert isinstance(old, ViTConfig)
         new = self.config
@@ -247,9 +267,12 @@ class VisionTransformer(Model):
             self.reset_tables()
         elif new.positions == "relative":
             for module in self.modules():
-                if isinstance(module, Attention) and module.relative is not None:
+                if isinstance(module, FullAttention) and module.relative is not None:
                     table = resample_line(module.relative.data, 2 * new.num_tokens - 1)
                     module.relative = _parameter_like(table, module.relative)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.set_grid(new.grid)
 
     def build_embedding(self, config: ViTConfig) -> Embedding:
         return PatchEmbedding(config)
@@ -271,6 +294,9 @@ class VisionTransformer(Model):
             like = self.patch_embed.proj.weight
             table = sincos_2d(self.config.grid, self.config.width)
             self.positions = table.to(device=like.device, dtype=like.dtype)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.reset_tables()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

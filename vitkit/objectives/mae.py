@@ -37,6 +37,11 @@ class MaskedAutoencoding(PatchObjective):
         assert isinstance(model, VisionTransformer) and isinstance(self.config, ViTConfig)
         if self.config.positions_at != "stem" or self.config.positions == "relative":
             raise InputError("objective mae needs positions that are added at the stem")
+        if self.config.attention != "full":
+            raise InputError(
+                "objective mae needs attention 'full', since its encoder reads only a few patches, "
+                f"not {self.config.attention!r}"
+            )
         if patch_norm and self.config.channels * self.patch**2 == 1:
             raise InputError(
                 "objective mae can't normalise patches of one value: set objective.patch_norm=false"

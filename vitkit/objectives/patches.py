@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitkit.costs import cost_of
 from vitkit.errors import InputError
+from vitkit.models.attention.full import FullAttention
 from vitkit.models.compact import CompactTransformer
 from vitkit.models.configs import (
     CompactConfig,
@@ -16,12 +18,13 @@ from vitkit.models.configs import (
     ResNetConfig,
     ViTConfig,
 )
-from vitkit.models.layers import Attention
 from vitkit.models.model import Model
 from vitkit.models.vit import VisionTransformer
 from vitkit.objectives.objective import Objective
 
 AFTER_THE_ENCODER = ("attn_pool", "seq_pool", "fc_norm", "pre_logits", "head", "attention_pool", "fc")
+ENCODER = ("patch_embedding", "qkv", "attention", "projection", "mlp")
+"Rows of the report of costs that have an encoder's multiply-adds."
 GREY = 128
 "Value of hidden patches in pictures."
 
@@ -57,6 +60,9 @@ class PatchObjective(Objective):
     def encoder_macs(self, num_patches: int) -> int:
         """Return the multiply-adds of an encoder that embeds all patches and reads `num_patches` of them."""
         config, model = self.config, self.model
+        if isinstance(config, ViTConfig) and config.attention != "full":
+            parts = cost_of(config).parts
+            return sum(parts[name].macs for name in ENCODER)
         embedding: nn.Module
         if isinstance(model, CompactTransformer):
             embedding, blocks = model.tokenizer, model.classifier.blocks
@@ -99,7 +105,7 @@ def block_macs(blocks: nn.ModuleList, tokens: int, width: int) -> int:
     """Return the multiply-adds of encoder blocks: every matrix on each token, and attention between all of them."""
     weights = count_weights(blocks)
     for module in blocks.modules():
-        if isinstance(module, Attention) and module.relative is not None:
+        if isinstance(module, FullAttention) and module.relative is not None:
             weights += (module.heads - 1) * module.relative.numel()  # every head uses the table
     return tokens * weights + 2 * tokens * tokens * width * len(blocks)
 

@@ -283,7 +283,9 @@ def _facts(predictor: Predictor, accuracy: Accuracy | None) -> Html:
     known["Image"] = join([shape, element("small", below)])
     if isinstance(config, ViTConfig | CompactConfig):
         words = element("small", f"{config.heads} heads, width {config.width}")
-        known["Depth"] = join([f"{config.depth} layers", words])
+        known["Depth"] = join([f"{config.num_layers} layers", words])
+        if (kind := getattr(config, "attention", "full")) != "full":
+            known["Attention"] = kind
     elif isinstance(config, ResNetConfig):
         known["Units a stage"] = ", ".join(map(str, config.units))
     return facts(known.items(), num_leads=1 if accuracy else 0)

@@ -204,6 +204,8 @@ def unsupported(config: ModelConfig) -> str | None:
         return None
     if not isinstance(config, ViTConfig):
         return "it has no Compact Transformers"
+    if config.attention != "full":
+        return f"its ViT has no attention {config.attention!r}"
     if config.positions not in ("learned", "sincos_2d") or config.positions_at != "stem":
         return f"its ViT has no positions {config.positions!r} at {config.positions_at!r}"
     if isinstance(config, HybridConfig) and _is_big_vision(config):

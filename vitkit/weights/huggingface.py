@@ -153,6 +153,8 @@ def beyond_first_vit(config: ViTConfig) -> str | None:
         return "its ViT reads the normalised class token and has no registers"
     if config.layer_scale is not None:
         return "its ViT has no LayerScale"
+    if config.attention != "full":
+        return f"its ViT has no attention {config.attention!r}"
     return None
 
 

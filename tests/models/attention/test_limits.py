@@ -1,0 +1,155 @@
+"""What each kind of attention needs, and the message where it is missing; memory without a matrix of all pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import vitkit
+from vitkit.errors import InputError
+from vitkit.models import build
+from vitkit.models.attention import build_attention
+from vitkit.models.attention.attention import join_heads, unpack
+from vitkit.models.attention.full import FullAttention
+from vitkit.models.configs import Preprocessing, ViTConfig
+from vitkit.models.record import Record
+from vitkit.objectives.mae import MaskedAutoencoding
+
+TINY: dict[str, Any] = dict(image_size=16, patch=4, width=8, depth=1, heads=2, mlp_width=8, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention_window": 7}, "attention_window applies to attention 'local', not 'full': remove it"),
+        (
+            {"attention": "axial", "attention_rank": 7},
+            "attention_rank applies to attention 'linformer', not 'axial': remove it",
+        ),
+        ({"attention": "local", "attention_window": 4}, "attention_window must be odd, not 4"),
+        (
+            {"attention": "sparse", "heads": 1},
+            "attention 'sparse' needs at least 2 heads: each half sees other patches",
+        ),
+        (
+            {"attention": "sparse", "attention_stride": 17},
+            "attention_stride 17 is larger than the number of patches, 16",
+        ),
+        (
+            {"attention": "local", "positions": "relative"},
+            "positions 'relative' need attention 'full', not 'local'",
+        ),
+        (
+            {"attention": "linformer", "patch_dropout": 0.5},
+            "attention 'linformer' needs all patches, but patch_dropout drops some: set it to 0",
+        ),
+        ({"attention_hashes": 99, "attention": "reformer"}, "attention_hashes must be at least 1 and at most 16, not 99"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        ViTConfig(**{**TINY, **settings})
+    assert str(error.value) == message
+
+
+def test_linformer_refuses_another_size_and_stays_as_it_is() -> None:
+    model = build(ViTConfig(**TINY, attention="linformer"))
+    with pytest.raises(InputError) as error:
+        model.set_image_size(24)
+    assert str(error.value) == (
+        "attention 'linformer' has weights for 4x4 patches, so the image size can't change to one of 6x6 patches"
+    )
+    assert model.config.size == (16, 16)
+    model.set_image_size(19)  # the same patches
+    assert model(torch.zeros(1, 3, 19, 19)).shape == (1, 3)
+
+
+def test_linformer_says_why_it_records_no_attention() -> None:
+    model = build(ViTConfig(**TINY, attention="linformer", attention_rank=2))
+    with pytest.raises(InputError, match="has no weights between tokens to record: .* 2 mixtures"):
+        model(torch.zeros(1, 3, 16, 16), Record("attention"))
+
+
+def test_a_linformer_is_refused_at_another_size_in_one_line(tmp_path: Any) -> None:
+    vitkit.save(build(ViTConfig(**TINY, attention="linformer")), tmp_path / "model")
+    assert vitkit.load(tmp_path / "model").model.config.attention == "linformer"  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="so the image size can't change to one of 6x6 patches"):
+        vitkit.load(tmp_path / "model", image_size=24)
+
+
+def test_masked_autoencoding_needs_full_attention() -> None:
+    model = build(ViTConfig(**TINY, attention="local"))
+    with pytest.raises(InputError) as error:
+        MaskedAutoencoding(
+            model, Preprocessing(), mask_share=0.5, decoder_width=32, decoder_depth=1, patch_norm=False
+        )
+    assert str(error.value) == (
+        "objective mae needs attention 'full', since its encoder reads only a few patches, not 'local'"
+    )
+
+
+def test_missing_patches_are_refused() -> None:
+    model: Any = build(ViTConfig(**TINY, attention="axial"))
+    with pytest.raises(InputError, match="attention 'axial' needs all patches in their places"):
+        model.encode(torch.zeros(1, 3, 16, 16), keep=torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_a_reformer_drops_patches() -> None:
+    model = build(ViTConfig(**TINY, attention="reformer", patch_dropout=0.5)).train()
+    assert model(torch.randn(2, 3, 16, 16)).shape == (2, 3)
+
+
+class Peak(TorchDispatchMode):
+    """Adds up the storages that are alive after each operation, and keeps the largest sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(results):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.alive = {key: pair for key, pair in self.alive.items() if not pair[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.alive.values()))
+        return results
+
+
+def peak(attention: Callable[[torch.Tensor], torch.Tensor], tokens: int, width: int) -> int:
+    """Return the most bytes that a forward and backward pass over one image holds."""
+    x = torch.randn(1, tokens, width, requires_grad=True)
+    with Peak() as memory:
+        attention(x).square().sum().backward()
+    return memory.most
+
+
+def unfused(attention: FullAttention, x: torch.Tensor) -> torch.Tensor:
+    q, k, v = unpack(attention.project(x))
+    return attention.proj(join_heads(attention.weights(q, k) @ v))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["axial", "local", "sparse", "linformer", "reformer"])
+def test_memory_is_far_from_that_of_all_pairs(kind: Any) -> None:
+    def config(rows: int, columns: int, kind: Any) -> ViTConfig:
+        return ViTConfig(image_size=(rows, columns), patch=1, width=64, heads=2, attention=kind, pool="token")
+
+    full = build_attention(config(64, 64, "full"))
+    assert isinstance(full, FullAttention)
+    dense = peak(partial(unfused, full), 4097, 64)
+    assert dense > 3 * 4 * 2 * 4097**2
+    axis = "rows" if kind == "axial" else None
+    at_4096 = peak(build_attention(config(64, 64, kind), axis), 4097, 64)
+    at_8192 = peak(build_attention(config(64, 128, kind), axis), 8193, 64)
+    assert at_4096 < dense / 4
+    assert at_8192 < 3 * at_4096

@@ -1,0 +1,161 @@
+"""Reformer's attention by locality-sensitive hashing (Kitaev et al. 2020): patches see those with like hashes: O(n log n).
+
+Queries are keys. In each of several rounds, patches are hashed into buckets, sorted by bucket and cut into chunks; a
+patch sees those of its bucket in its own chunk and the one before. The result is a softmax over all that a patch sees
+in any round. The reversible layers are left out: activation checkpointing saves the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.models.attention.attention import attention_weights
+from vitkit.models.attention.grid import GridAttention
+from vitkit.models.configs import ViTConfig
+from vitkit.models.pairs import buckets
+from vitkit.models.positions import Grid
+
+SELF = -1e5
+"Added to a token's logit for itself: queries are keys, so it would outweigh all others. It remains if nothing else is seen."
+
+
+class ReformerAttention(GridAttention):
+    """Hashes come from fixed random rotations, the same in training and evaluation, so that runs resume bit for bit."""
+
+    needs_all_patches = False
+    rotations: Tensor
+
+    def __init__(self, config: ViTConfig) -> None:
+        assert config.attention_hashes is not None and config.attention_chunk is not None
+        self.rounds, self.chunk = config.attention_hashes, config.attention_chunk
+        super().__init__(config)
+        self.qkv = nn.Linear(config.width, 2 * config.width)  # shared queries and keys, and values
+        self.register_buffer("rotations", None, persistent=False)
+        self.reset_tables()
+
+    def set_grid(self, grid: Grid) -> None:
+        super().set_grid(grid)
+        if "rotations" in self._buffers:
+            self.reset_tables()
+
+    def reset_tables(self) -> None:
+        size = self.qkv.in_features // self.heads
+        halves = buckets(math.prod(self.grid), self.chunk) // 2
+        drawn = torch.randn(
+            self.rounds, size, halves, device="cpu", generator=torch.Generator().manual_seed(0)
+        )
+        self.rotations = drawn.to(self.qkv.weight)
+
+    def project(self, x: Tensor) -> Tensor:
+        q, v = self.qkv(x).unflatten(2, (2, self.heads, -1)).unbind(2)
+        return torch.stack([q, F.normalize(q, dim=-1), v], dim=2)
+
+    def hash(self, q: Tensor) -> Tensor:
+        """Return each patch's bucket in each round: (batch, heads, rounds, patches)."""
+        turned = q.detach()[:, :, None] @ self.rotations  # (batch, heads, rounds, patches, halves)
+        return torch.cat([turned, -turned], dim=-1).argmax(dim=-1)
+
+    def mix_prefix(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        q = q[:, :, : self.num_prefix]
+        itself = torch.eye(self.num_prefix, k.shape[2], dtype=q.dtype, device=q.device) * SELF
+        return F.scaled_dot_product_attention(q, k, v, itself, dropout)
+
+    def mix_patches(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        return attend_hashed(q, k, v, self.hash(q), self.chunk, dropout)
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        seen = self.sees(q[:, :, self.num_prefix :], k)
+        seen = F.pad(seen, (self.num_prefix, 0, self.num_prefix, 0), value=True)
+        itself = torch.eye(q.shape[2], dtype=q.dtype, device=q.device) * SELF
+        return attention_weights(q, k, itself.expand_as(seen).masked_fill(~seen, -torch.inf))
+
+    def sees(self, q: Tensor, k: Tensor) -> Tensor:
+        found = self.hash(q)
+        place = found.argsort(dim=3, stable=True).argsort(dim=3)
+        chunks = place // self.chunk
+        back = chunks[..., :, None] - chunks[..., None, :]
+        together = (found[..., :, None] == found[..., None, :]) & (back >= 0) & (back <= 1)
+        return together.any(dim=2)
+
+
+def attend_hashed(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, chunk: int, dropout: float) -> Tensor:
+    """Attend to patches of the same bucket in the same chunk or the one before, in any round, and to the prefix.
+
+    q: patches (batch, heads, patches, size); k and v have the prefix before these.
+    buckets: (batch, heads, rounds, patches).
+    """
+    patches, rounds = q.shape[2], buckets.shape[2]
+    prefix, spare = k.shape[2] - patches, -patches % chunk
+    q = q / math.sqrt(q.shape[3])
+    # Patches that fill up the last chunk are alone in a bucket that sorts last.
+    buckets = F.pad(buckets, (0, spare), value=2**31)
+    filled = [F.pad(x, (0, 0, 0, spare)) for x in (q, k[:, :, prefix:], v[:, :, prefix:])]
+    order = buckets.argsort(dim=3, stable=True)  # (batch, heads, rounds, patches)
+    place = order.argsort(dim=3)
+    queries, keys, values = (_chunks(_sort(x, order), chunk) for x in filled)
+    keys, values = _with_previous(keys), _with_previous(values)  # (..., chunks, 2 * chunk, size)
+
+    exact = torch.promote_types(q.dtype, torch.float32)
+    logits = (queries @ keys.transpose(-2, -1)).to(exact)  # (batch, heads, rounds, chunks, chunk, 2 * chunk)
+    seen, itself, times = _pairs(buckets, place, order, chunk)
+    # A pair that meets in several rounds counts once: each round gets an equal share.
+    logits = (logits + SELF * itself - times.to(exact).log()).masked_fill(~seen, -torch.inf)
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    mixed = F.dropout((logits - total).exp().to(v.dtype), dropout) @ values
+    back = place[..., :patches, None]
+    total = total.flatten(3, 4).gather(3, back)  # (batch, heads, rounds, patches, 1)
+    mixed = mixed.flatten(3, 4).gather(3, back.expand(*back.shape[:-1], v.shape[3]))
+    if prefix:
+        logits = (q @ k[:, :, :prefix].transpose(-2, -1)).to(exact)
+        sum_prefix = logits.logsumexp(dim=-1, keepdim=True)
+        seen_prefix = F.dropout((logits - sum_prefix).exp().to(v.dtype), dropout) @ v[:, :, :prefix]
+        total = torch.cat([total, sum_prefix[:, :, None]], dim=2)
+        mixed = torch.cat([mixed, seen_prefix[:, :, None]], dim=2)
+    elif rounds == 1:
+        return mixed[:, :, 0]
+    shares = total.softmax(dim=2).to(v.dtype)
+    return (shares * mixed).sum(dim=2)
+
+
+def _pairs(buckets: Tensor, place: Tensor, order: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which pairs of a chunk and the one before are seen, which are a patch and itself, and in how many rounds.
+
+    Each (batch, heads, rounds, chunks, chunk, 2 * chunk).
+    """
+    rounds = buckets.shape[2]
+    patch = _chunks(order[..., None], chunk)
+    itself = patch == _with_previous(patch, outside=-1).transpose(-2, -1)
+    times = torch.zeros_like(itself, dtype=torch.int8)
+    own = torch.zeros_like(itself)
+    for other in range(rounds):
+        # Bucket and chunk in the other round, of the patches in the order of each round.
+        bucket, part = (
+            _chunks(_sort(x[:, :, other, :, None], order), chunk) for x in (buckets, place // chunk)
+        )
+        same = bucket == _with_previous(bucket, outside=-1).transpose(-2, -1)
+        back = part - _with_previous(part, outside=-3).transpose(-2, -1)
+        met = same & (back >= 0) & (back <= 1)
+        times += met
+        own[:, :, other] = met[:, :, other]
+    return own, itself, times.clamp(min=1)
+
+
+def _sort(x: Tensor, order: Tensor) -> Tensor:
+    """Return x (batch, heads, patches, size) in each round's order: (batch, heads, rounds, patches, size)."""
+    rounds, size = order.shape[2], x.shape[3]
+    spread = x[:, :, None].expand(-1, -1, rounds, -1, -1)
+    return spread.gather(3, order[..., None].expand(*order.shape, size))
+
+
+def _chunks(x: Tensor, chunk: int) -> Tensor:
+    return x.unflatten(3, (-1, chunk))  # (batch, heads, rounds, chunks, chunk, size)
+
+
+def _with_previous(x: Tensor, outside: int = 0) -> Tensor:
+    """Put the chunk before each chunk in front of it; before the first one is `outside`."""
+    before = F.pad(x[:, :, :, :-1], (0, 0, 0, 0, 1, 0), value=outside)
+    return torch.cat([before, x], dim=4)
