@@ -15,7 +15,7 @@ from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing
 from vitkit.notes import Note
 from vitkit.results import Result
-from vitkit.weights import huggingface
+from vitkit.weights import Format, huggingface
 from vitkit.weights.files import Tensors, write_safetensors
 from vitkit.weights.folder import (
     FILES,
@@ -29,7 +29,7 @@ from vitkit.weights.folder import (
     why_not_portable,
     write_json,
 )
-from vitkit.weights.formats import FORMATS, WRITERS, Format, format_of
+from vitkit.weights.formats import FORMATS, WRITERS, format_of
 from vitkit.weights.load import load_model
 
 

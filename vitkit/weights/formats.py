@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig
-from vitkit.weights import google, huggingface, timm, torchvision
+from vitkit.weights import Format, google, huggingface, timm, torchvision
 from vitkit.weights.files import Document, Numeric, Reading, Tensors, write_npz, write_pth, write_safetensors
-
-Format = Literal["vitkit", "npz", "timm", "hf", "torchvision"]
 
 
 class Layout(Protocol):
