@@ -71,7 +71,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class TokenConfig(ModelConfig):
+class TransformerConfig(ModelConfig):
     """Settings of every transformer family."""
 
     width: Width = 768
@@ -88,6 +88,11 @@ class TokenConfig(ModelConfig):
         self.require(
             self.width % self.heads == 0, f"width {self.width} is not a multiple of heads {self.heads}"
         )
+
+    @property
+    def pool(self) -> str:
+        """How tokens become features."""
+        raise NotImplementedError
 
     @property
     def stride(self) -> int:
@@ -118,7 +123,7 @@ class TokenConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class ViTConfig(TokenConfig):
+class ViTConfig(TransformerConfig):
     """The Vision Transformer."""
 
     patch: Side = 16
@@ -291,7 +296,7 @@ class ResNetConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class CompactConfig(TokenConfig):
+class CompactConfig(TransformerConfig):
     """Compact Transformers: ViT-Lite (patches, class token), CVT (patches, SeqPool), CCT (convolutions, SeqPool)."""
 
     # The base classes document these fields. The defaults are those of CCT-7/3x1 for CIFAR-10.
@@ -386,10 +391,6 @@ class OwnConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.num_features > 0 or not self.new_head, "a new head needs features")
-
-
-TransformerConfig = ViTConfig | CompactConfig
-"Configs of the models that work on tokens."
 
 
 @dataclass(frozen=True)

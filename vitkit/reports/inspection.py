@@ -23,7 +23,7 @@ from vitkit.inspection.asking import join_reasons
 from vitkit.inspection.drawings import Drawing, grid_in_words
 from vitkit.inspection.findings import Findings, Images, RolloutOptions, examine, examine_weights, open_images
 from vitkit.inspection.flow import Fuse
-from vitkit.models.configs import CompactConfig, Preprocessing, ResNetConfig, Size, ViTConfig
+from vitkit.models.configs import Preprocessing, ResNetConfig, Size, TransformerConfig
 from vitkit.notes import Note, kind_of
 from vitkit.predictor import AnyModel, Names, Prediction, Predictor, load
 from vitkit.progress import Progress, showing
@@ -276,7 +276,7 @@ def _facts(predictor: Predictor, accuracy: Accuracy | None) -> Html:
     known["Classes"] = f"{config.num_classes:,}" if config.num_classes else "no head"
     shape, below = f"{config.size[0]} × {config.size[1]} pixels", grid_in_words(config)
     known["Image"] = join([shape, element("small", below)])
-    if isinstance(config, ViTConfig | CompactConfig):
+    if isinstance(config, TransformerConfig):
         words = element("small", f"{config.heads} heads, width {config.width}")
         known["Depth"] = join([f"{config.depth} layers", words])
     elif isinstance(config, ResNetConfig):

@@ -12,7 +12,7 @@ from vitkit.costs import cost_of, training_exaflops
 from vitkit.data.policies import erased_share
 from vitkit.data.splits import counted
 from vitkit.figures.numbers import rough_duration
-from vitkit.models.configs import CompactConfig, ModelConfig, Size, ViTConfig
+from vitkit.models.configs import ModelConfig, Size, TransformerConfig
 from vitkit.models.names import changed_shape
 from vitkit.notes import Note
 from vitkit.objectives.mae import MaskedAutoencoding
@@ -106,7 +106,7 @@ def _surprises(config: TrainConfig, parts: RunParts) -> Iterator[str]:
                 f"{step} erases {share:.0%} of these images completely: its shifts and boxes are in pixels, for 224x224 "
                 "images; those of timm_randaugment(rand-m9-mstd0.5-inc1) scale with the image size"
             )
-    if isinstance(model, ViTConfig | CompactConfig) and model.covered != model.size:
+    if isinstance(model, TransformerConfig) and model.covered != model.size:
         seen, given = ("x".join(map(str, sides)) for sides in (model.covered, model.size))
         yield f"patches of {model.stride} cover {seen} of the {given} pixels; the rest is ignored"
 
