@@ -1,4 +1,7 @@
-"""The tables of weight formats. A new format needs a file with the functions of `Layout`, and a row in each table."""
+"""The tables of weight formats.
+
+A new format needs a file with the functions of `Layout`, its name in `vitkit.weights.Format`, and a row in each table.
+"""
 
 from __future__ import annotations
 
