@@ -13,7 +13,7 @@ import pytest
 
 from vitkit import files
 from vitkit.errors import InputError
-from vitkit.files import folder_written_whole, write_file, written_whole
+from vitkit.files import check_output, folder_written_whole, write_file, written_whole
 
 Calls = list[tuple[str, str]]
 
@@ -129,6 +129,41 @@ def test_a_link_to_a_folder_stays(tmp_path: Path) -> None:
     fill(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "there" / "config.json").read_text() == "new"
+
+
+def refusal(target: Path, names: list[str] | None = None, **options: bool) -> str:
+    with pytest.raises(InputError) as caught:
+        check_output(target, names, **{"force": False, **options})
+    return str(caught.value).removeprefix(f"{target.parent}/")
+
+
+def test_force_replaces_only_the_files_that_a_command_writes(tmp_path: Path) -> None:
+    out, names = tmp_path / "out", ["a.png", "b.json"]
+    assert check_output(out, names, force=False) == []
+    assert check_output(out / "a.png", force=False) == []
+    out.mkdir()
+    assert check_output(out, names, force=False, alone=True) == []  # an empty folder has nothing to lose
+    (out / "a.png").write_text("ours")
+    assert refusal(out, names) == "out/a.png exists; --force overwrites it"
+    assert refusal(out, names, alone=True) == "out exists; --force overwrites it"
+    assert refusal(out / "a.png") == "a.png exists; --force overwrites it"
+    assert check_output(out, names, force=True) == check_output(out / "a.png", force=True) == [out / "a.png"]
+    (out / "c").write_text("theirs")
+    assert check_output(out, names, force=True) == [out / "a.png"]
+    theirs = "out holds 'c', which vitkit didn't write; choose another folder"
+    assert refusal(out, names, force=True, alone=True) == theirs
+
+
+def test_a_folder_is_not_replaced_by_a_file_nor_a_file_by_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "b.json").mkdir(parents=True)
+    for force in (False, True):
+        assert refusal(out, ["b.json"], force=force) == "out/b.json is a folder; expected a file to write"
+        assert refusal(out, force=force) == "out is a folder; expected a file to write"
+        (tmp_path / "file").write_text("theirs")
+        for name in ("file", "page.html"):
+            text = f"{name} names a file; expected a folder to write"
+            assert refusal(tmp_path / name, ["b.json"], force=force) == text
 
 
 def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:

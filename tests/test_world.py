@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from vitkit.world import World, join_world
+from vitkit.world import World, join_world, wait
 
 
 def test_alone() -> None:
@@ -27,3 +27,12 @@ def test_torchrun_with_one_process_joins(monkeypatch: pytest.MonkeyPatch) -> Non
     with join_world(torch.device("cpu")) as world:
         assert dist.is_initialized() and world.ranks == 1
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "mps"])
+def test_every_device_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _: waited.append("cuda"))
+    monkeypatch.setattr("torch.mps.synchronize", lambda: waited.append("mps"))
+    wait(torch.device(name))
+    assert waited == [name] * (name != "cpu")

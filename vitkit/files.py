@@ -12,7 +12,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -20,6 +20,8 @@ from typing import IO
 from vitkit.errors import InputError
 
 LOCK_SECONDS = 0.5
+# Endings that a folder for output doesn't have: one was meant to be a file.
+FILE_ENDINGS = (".html", ".json", ".png")
 
 
 def is_local(text: str) -> bool:
@@ -86,11 +88,36 @@ def folder_written_whole(path: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def check_free(*paths: Path, force: bool) -> None:
-    """Refuse to overwrite files without `--force`; `vitkit.runs.folder` says what it means for each command."""
+def check_output(
+    target: Path, names: Iterable[str] | None = None, *, force: bool, alone: bool = False
+) -> list[Path]:
+    """Refuse, before anything is computed, what can't be written or replaced; return the files that will be replaced.
+
+    This is all of `--force` for commands that write files (eval, report, inspect, data, convert): without it, no file is
+    overwritten; with it, only files of the names that the command writes. A folder is never replaced by a file.
+
+    names: files in `target`, which is then a folder. Others stay in it.
+    alone: nothing else may be in the folder, because it is replaced whole or its names are not known yet.
+    """
+    paths = [target] if names is None else [target / name for name in names]
+    if names is not None and (
+        target.suffix.lower() in FILE_ENDINGS or (target.exists() and not target.is_dir())
+    ):
+        raise InputError(f"{target} names a file; expected a folder to write")
     for path in paths:
-        if not force and path.exists():
-            raise InputError(f"{path} exists; --force overwrites it")
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; expected a file to write")
+    found = [path for path in paths if path.exists()]
+    if found and not force:
+        raise InputError(f"{target if alone else found[0]} exists; --force overwrites it")
+    others = (
+        sorted(path.name for path in target.iterdir() if path not in paths)
+        if alone and target.is_dir()
+        else []
+    )
+    if others:
+        raise InputError(f"{target} holds {others[0]!r}, which vitkit didn't write; choose another folder")
+    return found
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:

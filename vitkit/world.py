@@ -77,6 +77,14 @@ class World:
             dist.barrier()
 
 
+def wait(device: torch.device) -> None:
+    """Wait until a device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 _worlds = itertools.count()
 
 

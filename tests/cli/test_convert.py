@@ -154,7 +154,7 @@ def test_force_replaces_nothing_but_models(vit: Callable[..., Any], source: Path
     (precious / "thesis.txt").write_text("three years")
     answer = vit("convert", str(source), str(precious), "--force")
     assert answer.status == 2
-    reason = "holds 'thesis.txt', so it is not a model folder; --force replaces only model folders\n"
+    reason = "holds 'thesis.txt', which vitkit didn't write; choose another folder\n"
     assert answer.err.endswith(f"error: {precious} {reason}")
     (precious / "config.json").write_text("{}")
     assert vit("convert", str(source), str(precious), "--force").status == 2

@@ -89,7 +89,8 @@ def test_all_public_weights_are_listed() -> None:
 
 def test_weights_of_one_model() -> None:
     entry = PUBLIC[0]
-    assert all(row.weights.startswith(f"{entry.name}@") for row in models(entry.name, weights=True))
+    tags = [f"{row.name}@{row.tag}" for row in PUBLIC if row.name == entry.name]
+    assert [row.weights for row in models(entry.name, weights=True)] == tags
     (row,) = models(f"{entry.name}@{entry.tag}", weights=True)
     assert row.preprocessing.mean == entry.mean
     assert entry.tag in models(entry.name)[0].weights

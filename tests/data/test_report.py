@@ -316,7 +316,7 @@ def test_the_sheet_of_many_classes_shows_some(tmp_path: Path) -> None:
     [
         ("sheet.jpg", "the contact sheet is a PNG, not 'sheet.jpg': name it sheet.png"),
         ("no/sheet.png", "no folder "),
-        ("photos.png", "it is a folder"),
+        ("photos.png", "photos.png is a folder; expected a file to write"),
         ("there.png", "there.png exists; --force overwrites it"),
     ],
 )

@@ -220,7 +220,29 @@ def test_out(model: str, photos: str, tmp_path: Path) -> None:
     assert message("no such model", photos, out=out) == (f"{out}/mistakes.png exists; --force overwrites it")
     assert evaluate(model, f"{photos}:all", device="cpu", out=out, force=True) == found
     assert message(model, photos, out=out / "results.json") == (
-        f"--out {out}/results.json is a file; expected a folder"
+        f"{out}/results.json names a file; expected a folder to write"
+    )
+
+
+def test_force_leaves_no_picture_of_an_earlier_evaluation(
+    model: str, photos: str, several: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    evaluate(model, f"{photos}:all", device="cpu", out=out)
+    (out / "mine.png").write_bytes(b"mine")
+    found = evaluate(model, several, device="cpu", out=out, force=True)  # multi-label: it draws no pictures
+    assert [Path(file).name for file in found.files] == ["results.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["mine.png", "results.json"]
+
+
+def test_out_that_cannot_be_a_folder_or_be_replaced(photos: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert message("no such model", photos, out=tmp_path / "sheet.png").endswith(
+        "sheet.png names a file; expected a folder to write"
+    )
+    (out / "results.json").mkdir(parents=True)
+    assert message("no such model", photos, out=out, force=True) == (
+        f"{out}/results.json is a folder; expected a file to write"
     )
 
 

@@ -29,6 +29,20 @@ def test_durations(seconds: float, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
+    [
+        (59.6, "60 seconds"),
+        (119, "119 seconds"),
+        (150, "2.5 minutes"),
+        (9000, "2.5 hours"),
+        (216000, "2.5 days"),
+    ],
+)
+def test_rough_durations(seconds: float, words: str) -> None:
+    assert numbers.rough_duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
     [(0.4, "0:00"), (59.6, "1:00"), (65, "1:05"), (3905, "1:05:05"), (360000, "100:00:00")],
 )
 def test_clock(seconds: float, words: str) -> None:

@@ -410,7 +410,7 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, photos: Path) -> N
     model, out = save(tmp_path / "model", "token"), tmp_path / "out"
     look(model, photos, out, num_photos=2)
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"out exists and is not empty; --force writes into it"):
+    with pytest.raises(InputError, match=r"out exists; --force overwrites it"):
         inspect_model(model, photos, out=out)
     result = inspect_model(model, photos, out=out, num_photos=1, force=True, device="cpu")
     assert (out / "mine.txt").read_text() == "mine"
@@ -419,7 +419,7 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, photos: Path) -> N
         *(Path(file).name for file in result.files),
         "mine.txt",
     }
-    with pytest.raises(InputError, match="expected a folder, to hold index.html"):
+    with pytest.raises(InputError, match="mine.txt names a file; expected a folder to write"):
         inspect_model(model, photos, out=out / "mine.txt", force=True)
 
 

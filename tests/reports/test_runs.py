@@ -238,7 +238,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
         report([])
     with pytest.raises(InputError, match="was given twice"):
         report([run, tmp_path / "a" / ".." / "a"])
-    with pytest.raises(InputError, match="expected a folder, to hold index.html and curves.png"):
+    with pytest.raises(InputError, match="names a file; expected a folder to write"):
         report([run], out=tmp_path / "page.html")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="expected a folder"):

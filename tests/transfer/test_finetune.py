@@ -32,13 +32,14 @@ from vitkit.evaluation.measured import measure
 from vitkit.evaluation.metrics import calibration_error
 from vitkit.evaluation.probe import Probe
 from vitkit.evaluation.temperature import fit_temperature
+from vitkit.figures.numbers import rough_duration
 from vitkit.files import digest
 from vitkit.notes import Note, kind_of
 from vitkit.progress import Silent
 from vitkit.results import from_json
 from vitkit.runs import RunFolder, read_config, read_metrics
 from vitkit.runs.reading import read_runs
-from vitkit.training.estimate import SHARE, time_in_words
+from vitkit.training.estimate import SHARE
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
     FinetuneResult,
@@ -298,7 +299,7 @@ def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     assert times == [
         "tiny on digits:train: 1,157 images of 10 classes, 382 to report on in digits:test; "
         "4 learning rates tried, then 2 seeds: each a head on features, then 4 steps of 16 images; "
-        f"about {time_in_words(seconds)} on cpu"
+        f"about {rough_duration(seconds)} on cpu"
     ]
     assert said.index(times[0]) < next(place for place, line in enumerate(said) if "features of" in line)
     assert sum(line.startswith("shorter: ") for line in said) == 1

@@ -10,10 +10,10 @@ import torch
 
 import vitkit
 from vitkit.evaluation.features import frozen_features
+from vitkit.figures.numbers import rough_duration
 from vitkit.notes import kind_of
 from vitkit.progress import Silent
 from vitkit.training.build import resolve_periods
-from vitkit.training.estimate import time_in_words
 from vitkit.training.schedules import build_schedule
 from vitkit.transfer import outlook
 from vitkit.transfer.outlook import (
@@ -128,7 +128,7 @@ def test_one_line_says_what_is_done_and_how_long_it_takes(
     steps = settle_steps(plan, left, Path("runs/new"), CPU, listener)
     [line] = [line for line in listener.said if kind_of(line) == "summary"]
     data = "tiny on digits:train: 1,157 images of 10 classes, 382 to report on in digits:test"
-    time = time_in_words(total_seconds(plan, left, PACE, steps))
+    time = rough_duration(total_seconds(plan, left, PACE, steps))
     assert line == f"{data}; {work}; about {time} on cpu"
     assert listener.said[-1] is line  # after the notes that --verbose shows
 

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from tests.training.tiny_runs import Listener
 from vitkit.data.sources import vtab as vtab_source
 from vitkit.data.sources.vtab import TASKS
 from vitkit.errors import InputError
@@ -79,21 +80,6 @@ def write_vtab(root: Path, test: int = 5) -> None:
         Image.new("RGB", (8, 8), (count % 256, 0, 0)).save(folder / "images" / f"{split}.png")
         lines = [f"images/{split}.png {number % 47}" for number in range(count)]
         (folder / f"{split}.txt").write_text("\n".join(lines))
-
-
-class Notes:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
-
-    def start(self, step: int, total: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def metrics(self, line: Any) -> None: ...
-    def stop(self) -> None: ...
 
 
 class Standing:
@@ -159,7 +145,7 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> Standing:
 @pytest.mark.slow
 def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     write_photos(tmp_path / "data" / "cifar10")
-    listener = Notes()
+    listener = Listener()
     result = run_suite("./model", "paper", "./data", CHANGES, seeds=2, device="cpu", listener=listener)
     assert result.status == "done"
     assert list(result.results) == ["cifar10"]
@@ -176,8 +162,8 @@ def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     assert result.absent["pets"] == "data has neither a folder pets nor torchvision's"
     assert result.absent["real"] == "data has no real.json"
     assert result.absent["vtab"] == "data has no folder vtab"
-    assert "left out vtab: data has no folder vtab" in listener.lines
-    assert "./model on cifar10, each with 2 seeds; roughly 0 seconds on cpu" in listener.lines
+    assert "left out vtab: data has no folder vtab" in listener.notes
+    assert "./model on cifar10, each with 2 seeds; roughly 0 seconds on cpu" in listener.notes
     assert result.device_hours > 0
     column = result.published["L/16 I21k, table 2"]
     assert column["cifar10"] == PublishedAccuracy(pytest.approx(0.9915), pytest.approx(0.0003))
@@ -348,11 +334,11 @@ def test_one_model_is_not_counted_several_times(tmp_path: Path, standing: Standi
 def test_long_runs_are_announced_before_they_start(tmp_path: Path, standing: Standing) -> None:
     write_photos(tmp_path / "data" / "pets")
     write_vtab(tmp_path / "data")
-    listener = Notes()
+    listener = Listener()
     run_suite("Ti/16", "paper", "./data", device="cpu", listener=listener)
-    [line] = [line for line in listener.lines if kind_of(line) == "summary"]
+    [line] = [line for line in listener.notes if kind_of(line) == "summary"]
     assert re.fullmatch(r"Ti/16 on pets, vtab, each with 3 seeds; roughly [0-9.]+ days on cpu", line)
-    assert listener.lines.index(line) < listener.lines.index("pets:")
+    assert listener.notes.index(line) < listener.notes.index("pets:")
     assert standing.vtab_asked["seeds"] == 3 and standing.vtab_asked["data"] == "data/vtab"
 
 

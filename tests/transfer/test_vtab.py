@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.training.tiny_runs import Listener
 from vitkit.config import from_dict, merge
 from vitkit.costs import cost_of
 from vitkit.data.sources import vtab as vtab_source
@@ -118,21 +119,6 @@ def partial(tmp_path: Path) -> Path:
     return folder
 
 
-class Notes:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
-
-    def start(self, step: int, total: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def metrics(self, line: Any) -> None: ...
-    def stop(self) -> None: ...
-
-
 def test_means_of_table_9_are_the_papers() -> None:  # ViT, table 9
     rows = list(PUBLISHED.values())
     means = [round(100 * statistics.fmean(row.values()), 2) for row in rows]
@@ -223,16 +209,16 @@ def test_a_shortened_protocol_says_so() -> None:
 
 
 def test_a_partial_folder_says_what_is_there(partial: Path) -> None:
-    finetune, listener = FakeFinetune(0.25), Notes()
+    finetune, listener = FakeFinetune(0.25), Listener()
     (partial / "svhn").mkdir()
     document = vtab("Ti/16", str(partial), run="mine", listener=listener, finetune=finetune)
-    assert listener.lines[0] == f"{partial}: 3 of 19 tasks are there: dtd, pets, kitti"
+    assert listener.notes[0] == f"{partial}: 3 of 19 tasks are there: dtd, pets, kitti"
     assert (
         f"cifar100: absent: vtab/cifar100 is not in {partial}: expected {partial}/cifar/ with "
-        "train800val200.txt and test.txt, or cifar-100-python/" in listener.lines
+        "train800val200.txt and test.txt, or cifar-100-python/" in listener.notes
     )
     assert (
-        "vtab/pets: not the official images: test.txt names 20, VTAB's test split has 3,669" in listener.lines
+        "vtab/pets: not the official images: test.txt names 20, VTAB's test split has 3,669" in listener.notes
     )
     assert [call["data"] for call in finetune.calls] == [
         f"vtab/{name}:train800val200[root={partial}]" for name in ("dtd", "pets", "kitti")
@@ -286,10 +272,10 @@ def paper(data: str) -> float:
 def test_what_is_done_is_not_run_again(partial: Path) -> None:
     finetune = FakeFinetune()
     vtab("Ti/16", str(partial), run="mine", tasks="dtd", finetune=finetune)
-    listener = Notes()
+    listener = Listener()
     document = vtab("Ti/16", str(partial), run="mine", listener=listener, finetune=finetune)
     assert [call["run"] for call in finetune.calls] == ["runs/mine/dtd", "runs/mine/pets", "runs/mine/kitti"]
-    assert "dtd (1 of 3): already finished" in listener.lines
+    assert "dtd (1 of 3): already finished" in listener.notes
     assert document.overall.tasks == 3
     vtab("Ti/16", str(partial), run="mine", force=True, finetune=finetune)
     assert len(finetune.calls) == 6
@@ -411,7 +397,7 @@ def test_each_split_is_opened_once(partial: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_all_the_time_is_told_before_anything_starts(partial: Path) -> None:
-    finetune, listener = FakeFinetune(), Notes()
+    finetune, listener = FakeFinetune(), Listener()
     vtab(
         "Ti/16",
         str(partial),
@@ -422,8 +408,8 @@ def test_all_the_time_is_told_before_anything_starts(partial: Path) -> None:
         listener=listener,
         finetune=finetune,
     )
-    first = listener.lines.index("dtd (1 of 3)")
-    shorter, summary = listener.lines[first - 2 : first]
+    first = listener.notes.index("dtd (1 of 3)")
+    shorter, summary = listener.notes[first - 2 : first]
     assert summary.startswith(
         f"Ti/16 on {partial}, protocol vit: 2,500 steps of 512 images, learning rate chosen by val200, 384 px"
     )
@@ -445,7 +431,7 @@ def test_all_the_time_is_told_before_anything_starts(partial: Path) -> None:
         listener=listener,
         finetune=finetune,
     )
-    assert sum("roughly" in line for line in listener.lines) == 1  # nothing is left to do
+    assert sum("roughly" in line for line in listener.notes) == 1  # nothing is left to do
 
 
 def test_features_cost_one_forward_pass() -> None:
@@ -567,10 +553,10 @@ def test_bad_input_is_refused_before_anything_runs(
 
 def test_an_empty_folder_and_a_folder_of_other_things(partial: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    listener = Notes()
+    listener = Listener()
     with pytest.raises(InputError, match=r"^\S+ holds no task of VTAB; expected folders such as dtd/ with "):
         vtab("Ti/16", str(tmp_path / "empty"), listener=listener, finetune=FakeFinetune())
-    assert listener.lines == []
+    assert listener.notes == []
     (tmp_path / "runs" / "other").mkdir(parents=True)
     (tmp_path / "runs" / "other" / "a.txt").touch()
     with pytest.raises(InputError) as error:
@@ -626,11 +612,11 @@ def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         "vitkit.transfer.vtab.run.FeatureNotes", lambda heard: FeatureNotes(heard, 0.0)
     )  # at once
-    listener = Notes()
+    listener = Listener()
     options: dict[str, Any] = {"protocol": "fewshot", "run": "mine", "device": "cpu"}
     document = vtab(model, "shapes", tasks="class,x", listener=listener, **options)
     assert document.status == "done" and document.overall.tasks == 2
-    assert "features: 1,000 of 1,000 images" in listener.lines
+    assert "features: 1,000 of 1,000 images" in listener.notes
     by_name = {entry.task: entry for entry in document.tasks}
     assert [name for name, entry in by_name.items() if entry.status == "done"] == ["class", "x"]
     assert all(by_name[name].accuracy is None for name in ("count", "orientation"))
@@ -649,7 +635,7 @@ def test_frozen_features_of_practice_tasks(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.transfer.vtab.tasks.SHAPES_TEST", 64)
-    model, listener = tiny_model(tmp_path / "tiny"), Notes()
+    model, listener = tiny_model(tmp_path / "tiny"), Listener()
     options: dict[str, Any] = {
         "protocol": "light",
         "steps": 2,
@@ -663,13 +649,13 @@ def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = [entry for entry in document.tasks if entry.status == "done"]
     assert [entry.task for entry in done] == ["count"]
     # What finetune calls its protocol and its settings is not what these are called here.
-    said = "\n".join(listener.lines)
+    said = "\n".join(listener.notes)
     assert (
         "protocol light: 2 steps (the protocol's are 1,000) of 64 images, learning rate 0.01, 224 px" in said
     )
     assert (
         "shorter: --steps N (now 2), --protocol fewshot, --tasks A,B, a smaller model, a GPU"
-        in listener.lines
+        in listener.notes
     )
     assert "HyperRule" not in said and "model.name" not in said and "protocol paper" not in said
     assert said.count("roughly ") == 1 and "cost: " not in said

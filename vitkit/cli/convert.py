@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from vitkit.cli.options import ImageSize, Json, Overwrite, parse_size
 from vitkit.cli.output import note, print_json, print_line
+from vitkit.models.configs import Resample
+from vitkit.weights import Format
 
 
 def convert(
@@ -16,7 +18,7 @@ def convert(
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder or file to write.")],
     to: Annotated[
-        Literal["vitkit", "npz", "timm", "hf", "torchvision"] | None,
+        Format | None,
         typer.Option(help="Format to write; the default is npz for DST.npz, else vitkit."),
     ] = None,
     image_size: ImageSize = None,
@@ -27,7 +29,7 @@ def convert(
         int | None, typer.Option(help="Adapt the first convolution to this many input channels.")
     ] = None,
     resample: Annotated[
-        Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"] | None,
+        Resample | None,
         typer.Option(help="How to resample positions; the default is the source's own way."),
     ] = None,
     accept: Annotated[

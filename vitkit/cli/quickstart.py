@@ -8,6 +8,7 @@ import typer
 
 from vitkit.cli.options import Force, Json, Verbose
 from vitkit.cli.output import note, print_json, print_table
+from vitkit.figures.numbers import duration
 from vitkit.progress import follow
 
 
@@ -19,7 +20,6 @@ def quickstart(
 ) -> None:
     """Pre-train a small ViT on shapes, without labels, and fine-tune it on digits, next to the same model trained from scratch."""
     from vitkit.quickstart import quickstart as run
-    from vitkit.training.estimate import time_in_words
 
     with follow(note, verbose) as listener:
         result = run(out, force=force, listener=listener)
@@ -32,7 +32,7 @@ def quickstart(
     ]
     columns = ["digits, test accuracy", "pre-trained on shapes", "from scratch", "seeds"]
     print_table(None, columns, rows, right=columns[1:])
-    took = "" if result.seconds is None else f"; {time_in_words(result.seconds)} in all"
+    took = "" if result.seconds is None else f"; {duration(result.seconds)} in all"
     note(f"model: {result.model}{took}\nnext:")
     for command in result.next:
         note(f"  {command}")

@@ -26,7 +26,7 @@ from vitkit.data.threads import Unreadable, work_through
 from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.figures.sheets import TILE, TILES, SheetRow, contact_sheet, fit_tile, name_class
-from vitkit.files import check_free, written_whole
+from vitkit.files import check_output, written_whole
 from vitkit.notes import Note
 from vitkit.progress import Progress, showing
 from vitkit.results import Result
@@ -397,11 +397,9 @@ def _target(path: Path, force: bool) -> Path:
     """Return where the sheet goes, checked before anything is read."""
     if path.suffix.lower() != ".png":
         raise InputError(f"the contact sheet is a PNG, not {path.name!r}: name it {path.stem or 'sheet'}.png")
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(
-            f"cannot write {path}: {'it is a folder' if path.is_dir() else f'no folder {path.parent}'}"
-        )
-    check_free(path, force=force)
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: no folder {path.parent}")
+    check_output(path, force=force)
     return path
 
 

@@ -32,7 +32,7 @@ from vitkit.evaluation.passes import SourcePasses
 from vitkit.models.configs import Size
 from vitkit.notes import Note
 from vitkit.predictor import AnyModel, Predictor
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress
 from vitkit.results import Result
 
 L2 = 1024.0
@@ -185,17 +185,16 @@ def fewshot(
         return np.unique(np.concatenate(list(chosen.values())))
 
     choose(())  # what can't be chosen is an error before the model is loaded
-    with showing(progress, "features") as tell:
-        features = pair.features(
-            model,
-            device=device,
-            batch_size=batch_size,
-            image_size=image_size,
-            progress=tell,
-            bad_images=bad_images,
-            choose=choose,
-            adapt=as_protocol if preprocessing == "protocol" else None,
-        )
+    features = pair.features(
+        model,
+        device=device,
+        batch_size=batch_size,
+        image_size=image_size,
+        progress=progress,
+        bad_images=bad_images,
+        choose=choose,
+        adapt=as_protocol if preprocessing == "protocol" else None,
+    )
     train, test = features.train, features.test
     strengths = SWEEP if l2 == "sweep" else (float(l2),)
     results = []

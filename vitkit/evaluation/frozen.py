@@ -23,7 +23,7 @@ from vitkit.evaluation.passes import Rows, SourcePass
 from vitkit.models.configs import Size
 from vitkit.models.model import Model
 from vitkit.predictor import AnyModel, Predictor
-from vitkit.progress import Progress
+from vitkit.progress import Progress, showing
 from vitkit.results import Result
 
 R = TypeVar("R", bound="FrozenResult")
@@ -71,7 +71,7 @@ class Pair:
         device: str,
         batch_size: int,
         image_size: Size | None,
-        progress: Progress | None,
+        progress: bool | Progress | None,
         bad_images: BadImages,
         choose: Callable[[Collection[int]], np.ndarray] | None = None,
         adapt: Callable[[Predictor], tuple[Predictor, Pipeline]] | None = None,
@@ -85,14 +85,15 @@ class Pair:
         if adapt is not None:
             predictor, pipeline = adapt(predictor)
         rule = BadImageRule(bad_images, "option")
-        compute = partial(
-            frozen_features, predictor, batch_size=batch_size, progress=progress, pipeline=pipeline
-        )
-        if choose is None:
-            train = compute(self.train, bad_images=rule)
-        else:
-            train = self._chosen(choose, compute, rule)
-        return PairFeatures(predictor, self, train, compute(self.test, bad_images=rule))
+        with showing(progress, "features") as tell:
+            compute = partial(
+                frozen_features, predictor, batch_size=batch_size, progress=tell, pipeline=pipeline
+            )
+            if choose is None:
+                train = compute(self.train, bad_images=rule)
+            else:
+                train = self._chosen(choose, compute, rule)
+            return PairFeatures(predictor, self, train, compute(self.test, bad_images=rule))
 
     def _chosen(
         self,

@@ -21,7 +21,7 @@ from vitkit.evaluation.frozen import FrozenEvaluator, FrozenResult, check_classe
 from vitkit.evaluation.passes import SourcePasses
 from vitkit.models.configs import Size
 from vitkit.predictor import AnyModel
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress
 from vitkit.results import Result
 
 K, TEMPERATURE = 20, 0.07
@@ -168,15 +168,14 @@ def knn(
     temperatures = [temperature] if isinstance(temperature, int | float) else list(temperature)
     pair = open_pair(data, evaluate)
     _check(ks, temperatures, len(pair.train))
-    with showing(progress, "features") as tell:
-        features = pair.features(
-            model,
-            device=device,
-            batch_size=batch_size,
-            image_size=image_size,
-            progress=tell,
-            bad_images=bad_images,
-        )
+    features = pair.features(
+        model,
+        device=device,
+        batch_size=batch_size,
+        image_size=image_size,
+        progress=progress,
+        bad_images=bad_images,
+    )
     train, test = features.train, features.test
     neighbours = KNN(device=features.predictor.device.type, k=ks[0]).fit(train.x, train.labels)
     found = neighbours.accuracies(test.x, test.labels, ks, temperatures)

@@ -33,7 +33,7 @@ from vitkit.evaluation.temperature import Calibration, FittedTemperature, fit_te
 from vitkit.models.configs import Size
 from vitkit.notes import Note
 from vitkit.predictor import AnyModel
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress
 
 GRID = tuple(10.0**power for power in range(1, -6, -1))
 DEV = 0.1
@@ -295,15 +295,14 @@ def probe(
     pair = open_pair(data, evaluate)
     if l2 is None:
         cut_dev(pair.train.labels, DEV, seed=0)
-    with showing(progress, "features") as tell:
-        features = pair.features(
-            model,
-            device=device,
-            batch_size=batch_size,
-            image_size=image_size,
-            progress=tell,
-            bad_images=bad_images,
-        )
+    features = pair.features(
+        model,
+        device=device,
+        batch_size=batch_size,
+        image_size=image_size,
+        progress=progress,
+        bad_images=bad_images,
+    )
     train, test = features.train, features.test
     fitted = Probe(l2, device=features.predictor.device.type).fit(train.x, train.labels)
     notes = []

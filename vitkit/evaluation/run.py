@@ -25,7 +25,7 @@ from vitkit.evaluation.learned import warn_if_learned
 from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measures, Predictions, check_finite
 from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.real import RealAccuracy, read_real, real_accuracy, validation_numbers
-from vitkit.files import check_free, digest, written_whole
+from vitkit.files import check_output, digest, written_whole
 from vitkit.models.configs import Size
 from vitkit.models.model import check_rgb
 from vitkit.notes import Note, worded
@@ -97,8 +97,8 @@ def evaluate(
     """
     check_choice("classes", classes, Among)
     lists = None if real is None else read_real(real)
-    if out is not None:
-        _check_folder(Path(out), force)
+    folder = None if out is None else Path(out).expanduser()
+    earlier = [] if folder is None else check_output(folder, (CONFUSION, MISTAKES, RESULTS), force=force)
     model, given = named_model(model)
     chosen = model.device if isinstance(model, Predictor) and device == "auto" else choose_device(device)
     with join_world(chosen) as world:
@@ -166,7 +166,7 @@ def evaluate(
             unreadable=unreadable,
             notes=tuple(map(worded, (*notes, *skipped))),
         )
-        return _written(result, measured, Path(out)) if out is not None and world.is_first else result
+        return _written(result, measured, folder, earlier) if folder and world.is_first else result
 
 
 def _check_model(predictor: Predictor, named: str) -> None:
@@ -234,15 +234,10 @@ def _measured(logits: np.ndarray, source: Source, head: HeadClasses, matching: M
     )
 
 
-def _check_folder(folder: Path, force: bool) -> None:
-    """Refuse, before anything is computed, a folder that can't be written or has results."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder} is a file; expected a folder")
-    check_free(*(folder / name for name in (CONFUSION, MISTAKES, RESULTS)), force=force)
-
-
-def _written(result: Evaluation, measured: Predictions | None, folder: Path) -> Evaluation:
-    """Write the pictures and, last, the results; return these with the paths of all."""
+def _written(
+    result: Evaluation, measured: Predictions | None, folder: Path, earlier: Sequence[Path]
+) -> Evaluation:
+    """Write the pictures and, last, the results, in place of an earlier evaluation's; return these with all paths."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -252,4 +247,7 @@ def _written(result: Evaluation, measured: Predictions | None, folder: Path) -> 
     result = replace(result, files=tuple(str(file) for file in (*files, path)))
     with written_whole(path) as part:
         part.write_text(json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
+    for old in earlier:
+        if str(old) not in result.files:
+            old.unlink(missing_ok=True)
     return result

@@ -45,6 +45,14 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
+def rough_duration(seconds: float) -> str:
+    """One unit, for estimates: 3905 -> 65.1 minutes"""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
 def clock(seconds: float) -> str:
     """Like a clock: 3905 -> 1:05:05, 65 -> 1:05"""
     minutes, rest = divmod(round(seconds), 60)

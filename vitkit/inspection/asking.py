@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.config import Bounds
 from vitkit.errors import InputError
-from vitkit.models.configs import OwnConfig, TransformerConfig
+from vitkit.models.configs import OwnConfig, TransformerConfig, ViTConfig
 from vitkit.models.model import Model, evaluating
 from vitkit.models.record import Record
 from vitkit.predictor import Predictor
@@ -88,7 +88,7 @@ def check_head(model: Inspected, what: str) -> None:
 def reads_class_token(config: TransformerConfig) -> bool:
     """Return whether the class token stands for the image; one that no pool reads doesn't."""
     if config.pool == "none":
-        return bool(config.class_token)
+        return isinstance(config, ViTConfig) and bool(config.class_token)
     return config.pool == "token"
 
 

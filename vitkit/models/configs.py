@@ -72,7 +72,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class TokenConfig(ModelConfig):
+class TransformerConfig(ModelConfig):
     """Settings of every transformer family."""
 
     width: Width = 768
@@ -94,6 +94,11 @@ class TokenConfig(ModelConfig):
     def num_layers(self) -> int:
         """Number of attentions, each with an MLP after it."""
         return self.depth
+
+    @property
+    def pool(self) -> str:
+        """How tokens become features."""
+        raise NotImplementedError
 
     @property
     def stride(self) -> int:
@@ -134,7 +139,7 @@ ATTENTION_SETTINGS: dict[str, tuple[AttentionKind, int | None]] = {
 
 
 @dataclass(frozen=True)
-class ViTConfig(TokenConfig):
+class ViTConfig(TransformerConfig):
     """The Vision Transformer."""
 
     patch: Side = 16
@@ -357,7 +362,7 @@ class ResNetConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class CompactConfig(TokenConfig):
+class CompactConfig(TransformerConfig):
     """Compact Transformers: ViT-Lite (patches, class token), CVT (patches, SeqPool), CCT (convolutions, SeqPool)."""
 
     # The base classes document these fields. The defaults are those of CCT-7/3x1 for CIFAR-10.
@@ -452,10 +457,6 @@ class OwnConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.num_features > 0 or not self.new_head, "a new head needs features")
-
-
-TransformerConfig = ViTConfig | CompactConfig
-"Configs of the models that work on tokens."
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.figures import numbers
 from vitkit.figures.maps import distance_table, sentence
-from vitkit.files import write_file
+from vitkit.files import check_output, write_file
 from vitkit.inspection.asking import join_reasons
 from vitkit.inspection.drawings import Drawing, grid_in_words
 from vitkit.inspection.findings import Findings, Images, RolloutOptions, examine, examine_weights, open_images
 from vitkit.inspection.flow import Fuse
-from vitkit.models.configs import CompactConfig, Preprocessing, ResNetConfig, Size, ViTConfig
+from vitkit.models.configs import Preprocessing, ResNetConfig, Size, TransformerConfig
 from vitkit.notes import Note, kind_of
 from vitkit.predictor import AnyModel, Names, Prediction, Predictor, load
 from vitkit.progress import Progress, showing
@@ -130,7 +130,8 @@ def inspect_model(
         raise InputError(f"model is a {type(model).__name__}; expected a MODEL, or what vitkit.load returns")
     options = RolloutOptions(fuse, residual, discard, target)
     folder = Path(out).expanduser()
-    earlier = _earlier_files(folder, force)
+    # Its pictures have names that depend on the model, so a new inspection wants a folder of its own.
+    earlier = check_output(folder, _written_names(folder), force=force, alone=not force)
     source = None if images is None else open_images(images, earlier)
     predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
     given = os.fspath(model) if isinstance(model, str | os.PathLike) else ""
@@ -185,17 +186,11 @@ def inspect_model(
     return result
 
 
-def _earlier_files(folder: Path, force: bool) -> list[Path]:
-    """Return the files of an inspection that is there; refuse a folder that isn't empty, unless forced."""
-    if folder.is_file() or folder.suffix.lower() in (".html", ".png"):
-        raise InputError(f"out is {str(folder)!r}; expected a folder, to hold {PAGE} and pictures")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return []
-    if not force:
-        raise InputError(f"{folder} exists and is not empty; --force writes into it, or take another --out")
+def _written_names(folder: Path) -> list[str]:
+    """Return the names of the files that an inspection wrote here, by its record."""
     written = read_object(folder / RECORD).get("files")
     names = [Path(str(name)).name for name in written] if isinstance(written, list) else []
-    return [folder / name for name in names if name in (RECORD, PAGE) or name.endswith((".png", ".csv"))]
+    return [name for name in names if name in (RECORD, PAGE) or name.endswith((".png", ".csv"))]
 
 
 def _drawings(found: Findings) -> list[Drawing]:
@@ -281,7 +276,7 @@ def _facts(predictor: Predictor, accuracy: Accuracy | None) -> Html:
     known["Classes"] = f"{config.num_classes:,}" if config.num_classes else "no head"
     shape, below = f"{config.size[0]} × {config.size[1]} pixels", grid_in_words(config)
     known["Image"] = join([shape, element("small", below)])
-    if isinstance(config, ViTConfig | CompactConfig):
+    if isinstance(config, TransformerConfig):
         words = element("small", f"{config.heads} heads, width {config.width}")
         known["Depth"] = join([f"{config.num_layers} layers", words])
         if (kind := getattr(config, "attention", "full")) != "full":

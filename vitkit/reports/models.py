@@ -13,7 +13,7 @@ from vitkit.figures.maps import sentence
 from vitkit.inspection.asking import join_reasons, reads_class_token
 from vitkit.inspection.drawings import grid_in_words
 from vitkit.inspection.findings import Findings, Photo, RolloutOptions, examine, examine_weights
-from vitkit.models.configs import CompactConfig, ViTConfig
+from vitkit.models.configs import TransformerConfig
 from vitkit.predictor import Prediction, Predictor, load
 from vitkit.progress import Progress
 from vitkit.reports.page import Html, element, figure, fold, section, table
@@ -83,7 +83,7 @@ def _how_to_read(predictor: Predictor, options: RolloutOptions) -> list[Html]:
     grid = grid_in_words(config)
     if not grid:
         return [element("p", "What the model saw, and what it predicts.")]
-    assert isinstance(config, ViTConfig | CompactConfig)
+    assert isinstance(config, TransformerConfig)
     whose = "of the class token" if reads_class_token(config) else "of all patches, their mean"
     discarded = f", the smallest {options.discard:.0%} discarded" if options.discard else ""
     lines = (

@@ -18,7 +18,7 @@ from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.figures import numbers
 from vitkit.figures.curves import Look, Panel, png, svg
-from vitkit.files import check_free, write_file
+from vitkit.files import check_output, write_file
 from vitkit.models.names import changed_shape
 from vitkit.progress import Progress, showing
 from vitkit.reports import curves
@@ -128,7 +128,8 @@ def report(
     folder = (
         Path(out).expanduser() if out is not None else (paths[0] if len(paths) == 1 else Path()) / "report"
     )
-    targets = _targets(folder, force)
+    check_output(folder, (PAGE, PICTURE), force=force)
+    targets = folder / PAGE, folder / PICTURE
     panels = curves.panels(found)
     if not panels:
         raise InputError(
@@ -453,12 +454,3 @@ def _with_own_names(runs: list[Run]) -> list[Run]:
     """Name runs by their folders where two have one name."""
     names = [run.name for run in runs]
     return [replace(run, name=str(run.path)) if names.count(run.name) > 1 else run for run in runs]
-
-
-def _targets(folder: Path, force: bool) -> tuple[Path, Path]:
-    """Return where page and picture go, checked before anything is drawn."""
-    if folder.suffix.lower() in (".html", ".png") or folder.is_file():
-        raise InputError(f"out is {str(folder)!r}; expected a folder, to hold {PAGE} and {PICTURE}")
-    targets = folder / PAGE, folder / PICTURE
-    check_free(*targets, force=force)
-    return targets

@@ -11,14 +11,15 @@ import torch
 from vitkit.costs import cost_of, training_exaflops
 from vitkit.data.policies import erased_share
 from vitkit.data.splits import counted
-from vitkit.models.configs import CompactConfig, ModelConfig, Size, ViTConfig
+from vitkit.figures.numbers import rough_duration
+from vitkit.models.configs import ModelConfig, Size, TransformerConfig
 from vitkit.models.names import changed_shape
 from vitkit.notes import Note
 from vitkit.objectives.mae import MaskedAutoencoding
 from vitkit.objectives.objective import Objective
 from vitkit.training.build import RunParts, is_trained
 from vitkit.training.config import FrozenConfig, TrainConfig
-from vitkit.world import World
+from vitkit.world import World, wait
 
 # Assumed share of the measured matrix rate that training reaches. B/16 reaches 0.61 on an H200 (bf16, compiled,
 # docs/results/train_speed.json); small models reach less.
@@ -46,7 +47,7 @@ class Estimate:
             ways.insert(0, f"a smaller decoder ({decoder}), which has {self.decoder_parameters:,} parameters")
         cost = (
             f"cost: {self.parameters:,} parameters, {self.exaflops:.3g} exaFLOPs; "
-            f"estimated time: {time_in_words(self.seconds)} for the steps only (assumes {SHARE:.0%} of "
+            f"estimated time: {rough_duration(self.seconds)} for the steps only (assumes {SHARE:.0%} of "
             f"{self.rate / 1e12:,.2g} TFLOP/s measured)"
         )
         return [
@@ -68,7 +69,7 @@ def introduction(config: TrainConfig, parts: RunParts, world: World, seconds: fl
         f"{counted(parts.periods.total, 'step')} of {config.batch_size:,} images{per_process}, "
         f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {world.device_name}"
     )
-    time = f"; roughly {time_in_words(seconds)}" if seconds >= 60 else ""
+    time = f"; roughly {rough_duration(seconds)}" if seconds >= 60 else ""
     surprises = (Note(line, "warning") for line in _surprises(config, parts))
     return [*surprises, Note(f"{what}; {length}{time}", "summary")]
 
@@ -105,7 +106,7 @@ def _surprises(config: TrainConfig, parts: RunParts) -> Iterator[str]:
                 f"{step} erases {share:.0%} of these images completely: its shifts and boxes are in pixels, for 224x224 "
                 "images; those of timm_randaugment(rand-m9-mstd0.5-inc1) scale with the image size"
             )
-    if isinstance(model, ViTConfig | CompactConfig) and model.covered != model.size:
+    if isinstance(model, TransformerConfig) and model.covered != model.size:
         seen, given = ("x".join(map(str, sides)) for sides in (model.covered, model.size))
         yield f"patches of {model.stride} cover {seen} of the {given} pixels; the rest is ignored"
 
@@ -152,19 +153,3 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) 
                 break
     wait(device)
     return 2 * size**3 * done / (time.perf_counter() - began)
-
-
-def time_in_words(seconds: float) -> str:
-    """Return a duration in words."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
-
-
-def wait(device: torch.device) -> None:
-    """Wait until a device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitkit.data.sources.source import Source
@@ -31,7 +31,7 @@ from vitkit.training.log import Journal, Stopwatch, Totals
 from vitkit.training.pictures import Pictures, cut_pictures
 from vitkit.weights.folder import Origin, Stored, fill_folder, replacing
 from vitkit.weights.load import read_model
-from vitkit.world import World
+from vitkit.world import World, wait
 
 # Metrics that select the best weights. An evaluation has one of them.
 BEST = ("accuracy", "mean_average_precision")
@@ -102,7 +102,7 @@ class Results:
     def stepped(self, done: int) -> None:
         """Count a step; the time of compiling steps is recorded separately."""
         self.done = done
-        if (seconds := self.watch.stepped(self._wait)) and self.folder:
+        if (seconds := self.watch.stepped(partial(wait, self.world.device))) and self.folder:
             environment = self.folder.record["environment"]
             total = environment.get("compile_seconds", 0.0) + seconds
             self.folder.update(environment={**environment, "compile_seconds": total})
@@ -245,10 +245,6 @@ class Results:
         Of equals, the later is better: on few images accuracy soon reaches its maximum while the loss still falls.
         """
         return self.world.any(self.folder is not None and (self.best is None or value >= self.best.value))
-
-    def _wait(self) -> None:
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
 
 
 @dataclass(frozen=True)

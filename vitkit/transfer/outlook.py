@@ -17,6 +17,7 @@ from vitkit.data.sources.source import Subset
 from vitkit.data.splits import counted
 from vitkit.evaluation.features import is_kept
 from vitkit.evaluation.passes import SourcePass
+from vitkit.figures.numbers import rough_duration
 from vitkit.models.model import HEAD, Model
 from vitkit.notes import Note
 from vitkit.predictor import Predictor
@@ -24,13 +25,13 @@ from vitkit.progress import Listener
 from vitkit.runs import CONFIG, read_config
 from vitkit.training.build import RunParts, build, resolve_periods
 from vitkit.training.config import TrainConfig
-from vitkit.training.estimate import seconds_for, time_in_words, wait
+from vitkit.training.estimate import seconds_for
 from vitkit.training.graphs import WARM
 from vitkit.training.loop import train_step
 from vitkit.transfer.plan import Plan, TrainDev
 from vitkit.transfer.protocols import QUICK_EPOCHS
 from vitkit.weights.convert import save
-from vitkit.world import World
+from vitkit.world import World, wait
 
 TRIAL_SECONDS, MOST_TRIALS = 3.0, 20
 "Steps are timed until these seconds are over, one at least and so many at most."
@@ -94,7 +95,7 @@ def settle_steps(
         detail = f"{pace.step:.2g} s a step, {pace.image * 1000:.2g} ms an image without learning"
         listener.note(Note(f"measured: {detail}", "estimate"))
     listener.note(Note("shorter: duration=STEPS, image_size=PIXELS, a smaller MODEL", "advice"))
-    words = f"about {time_in_words(seconds)} on {device.type}"
+    words = f"about {rough_duration(seconds)} on {device.type}"
     listener.note(Note(f"{summary(plan, left, steps)}; {words}", "summary"))
     return steps
 

@@ -22,13 +22,14 @@ from vitkit.data.unreadable import BadImageRule, skipped_notes
 from vitkit.errors import InputError
 from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.run import evaluate
+from vitkit.figures.numbers import rough_duration
 from vitkit.files import write_file
 from vitkit.notes import Kind, Note
 from vitkit.predictor import AnyModel, choose_device, named_model
 from vitkit.progress import Listener, Silent
 from vitkit.results import Result
 from vitkit.runs import ROOT, RunFolder, accepts_data, binding, named_path, run_name
-from vitkit.training.estimate import seconds_for, time_in_words
+from vitkit.training.estimate import seconds_for
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
     FinetuneRequest,
@@ -271,7 +272,7 @@ def announcement(model: str, jobs: Mapping[str, SuiteJob], seeds: int, device: t
     shorter = "duration=STEPS, image_size=224, --seeds 1, protocol=quick minutes=10, a smaller model"
     return [
         Note(f"shorter: {shorter}", "advice"),
-        Note(f"{what}; roughly {time_in_words(seconds)} on {device.type}", "summary"),
+        Note(f"{what}; roughly {rough_duration(seconds)} on {device.type}", "summary"),
     ]
 
 

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Protocol
 
 from vitkit.errors import InputError
-from vitkit.files import check_free, written_whole
+from vitkit.files import check_output, written_whole
 from vitkit.models.configs import OwnConfig, Preprocessing, Resample, Size
 from vitkit.models.model import Model
 from vitkit.models.names import default_preprocessing
 from vitkit.notes import Note
 from vitkit.results import Result
-from vitkit.weights import huggingface
+from vitkit.weights import Format, huggingface
 from vitkit.weights.files import Tensors, write_safetensors
 from vitkit.weights.folder import (
+    FILES,
     Origin,
     Stored,
     differing_numerics,
@@ -28,7 +29,7 @@ from vitkit.weights.folder import (
     why_not_portable,
     write_json,
 )
-from vitkit.weights.formats import FORMATS, WRITERS, Format, format_of
+from vitkit.weights.formats import FORMATS, WRITERS, format_of
 from vitkit.weights.load import load_model
 
 
@@ -181,7 +182,11 @@ def _describe(
 def check_target(path: Path, to: Format | None, force: bool) -> Format:
     """Return the format to write. Refuse a target that doesn't fit it or already exists, before anything is read."""
     to = format_of(path, to)
-    check_free(*((path, sidecar(path)) if path.suffix in WRITERS else (path,)), force=force)
+    if path.suffix in WRITERS:
+        for file in (path, sidecar(path)):
+            check_output(file, force=force)
+    else:
+        check_output(path, FILES, force=force, alone=True)
     return to
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitkit.config import from_dict, to_dict
 from vitkit.errors import InputError
-from vitkit.files import check_free, folder_written_whole, write_file, written_whole
+from vitkit.files import check_output, folder_written_whole, write_file, written_whole
 from vitkit.models.configs import (
     CompactConfig,
     HybridConfig,
@@ -173,13 +173,7 @@ def write_json(path: Path, document: Document) -> None:
 @contextmanager
 def replacing(target: Path, *, force: bool) -> Iterator[Path]:
     """Yield a hidden folder to fill, which becomes `target`. Only a model folder is ever replaced."""
-    check_free(target, force=force)
-    if target.is_file():
-        raise InputError(f"{target} is a file; expected a folder to write")
-    if target.exists() and (others := {entry.name for entry in target.iterdir()} - FILES):
-        raise InputError(
-            f"{target} holds {sorted(others)[0]!r}, so it is not a model folder; --force replaces only model folders"
-        )
+    check_output(target, FILES, force=force, alone=True)
     with folder_written_whole(target) as new:
         yield new
 

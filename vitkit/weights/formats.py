@@ -1,18 +1,19 @@
-"""The tables of weight formats. A new format needs a file with the functions of `Layout`, and a row in each table."""
+"""The tables of weight formats.
+
+A new format needs a file with the functions of `Layout`, its name in `vitkit.weights.Format`, and a row in each table.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig
-from vitkit.weights import google, huggingface, timm, torchvision
+from vitkit.weights import Format, google, huggingface, timm, torchvision
 from vitkit.weights.files import Document, Numeric, Reading, Tensors, write_npz, write_pth, write_safetensors
-
-Format = Literal["vitkit", "npz", "timm", "hf", "torchvision"]
 
 
 class Layout(Protocol):

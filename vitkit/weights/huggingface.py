@@ -10,7 +10,7 @@ from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
 from vitkit.weights import timm
 from vitkit.weights.files import Document, Numeric, Reading, Settings, Tensors
-from vitkit.weights.rules import COPY, POINTWISE, Rule, copies, stacked, to_ours, to_theirs
+from vitkit.weights.rules import COPY, POINTWISE, Rule, beyond_first_vit, copies, stacked, to_ours, to_theirs
 
 LAYOUT = "transformers' layout"
 MULTI_LABEL = "multi_label_classification"
@@ -142,19 +142,6 @@ def unsupported(config: ModelConfig) -> str | None:
         return reason
     if config.pre_logits and config.num_classes:
         return "its ViT classifier has no tanh layer before the head"
-    return None
-
-
-def beyond_first_vit(config: ViTConfig) -> str | None:
-    """Return how this ViT differs from the paper's, which is the only one in transformers and torchvision, or None."""
-    if config.positions != "learned" or config.positions_at != "stem" or not config.prefix_positions:
-        return "its ViT has learned positions with a row for the class token"
-    if config.pool != "token" or config.registers or config.final_norm != "tokens":
-        return "its ViT reads the normalised class token and has no registers"
-    if config.layer_scale is not None:
-        return "its ViT has no LayerScale"
-    if config.attention != "full":
-        return f"its ViT has no attention {config.attention!r}"
     return None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import InputError
-from vitkit.models.configs import ModelConfig
+from vitkit.models.configs import ModelConfig, ViTConfig
 from vitkit.weights.files import Tensors
 
 _FIELD = re.compile(r"\{(\w)(\+1)?(:02)?\}")
@@ -163,3 +163,16 @@ def copies(pairs: Iterable[tuple[str, str]], move: Move = COPY) -> list[Rule]:
         for ours, theirs in pairs
         for kind in ("weight", "bias")
     ]
+
+
+def beyond_first_vit(config: ViTConfig) -> str | None:
+    """Return how this ViT differs from the paper's, which is the only one in transformers and torchvision, or None."""
+    if config.positions != "learned" or config.positions_at != "stem" or not config.prefix_positions:
+        return "its ViT has learned positions with a row for the class token"
+    if config.pool != "token" or config.registers or config.final_norm != "tokens":
+        return "its ViT reads the normalised class token and has no registers"
+    if config.layer_scale is not None:
+        return "its ViT has no LayerScale"
+    if config.attention != "full":
+        return f"its ViT has no attention {config.attention!r}"
+    return None

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from vitkit.models.configs import HybridConfig, ModelConfig, ViTConfig
 from vitkit.models.names import IMAGENET_MEAN_STD
 from vitkit.weights.files import Document, Numeric, Reading, Settings, Tensors
-from vitkit.weights.huggingface import beyond_first_vit
-from vitkit.weights.rules import COPY, Rule, copies, to_ours, to_theirs
+from vitkit.weights.rules import COPY, Rule, beyond_first_vit, copies, to_ours, to_theirs
 
 LAYOUT = "torchvision's layout"
 LAYER = "encoder.layers.encoder_layer_{i}."

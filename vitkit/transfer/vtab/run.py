@@ -23,6 +23,7 @@ from vitkit.data.unreadable import BadImageRule, BadImages, skipped_notes
 from vitkit.errors import InputError
 from vitkit.evaluation.features import frozen_features, load_frozen
 from vitkit.evaluation.fewshot import FewShot
+from vitkit.figures.numbers import rough_duration
 from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
 from vitkit.notes import Kind, Note, kind_of
@@ -31,7 +32,7 @@ from vitkit.progress import Listener, following
 from vitkit.results import from_json
 from vitkit.runs import ROOT, RunFolder, accepts_data, binding, named_path, run_name
 from vitkit.settings import TaskSettings
-from vitkit.training.estimate import seconds_for, time_in_words
+from vitkit.training.estimate import seconds_for
 from vitkit.transfer.finetune import (
     FinetuneRequest,
     FinetuneResult,
@@ -265,7 +266,7 @@ def _announcement(
         quicker = "fewshot" if settings.protocol == "light" else "light or fewshot"
         shorter = [f"--steps N (now {steps:,})", f"--protocol {quicker}", *shorter]
     what = f"{settings.model} on {settings.data}, protocol {settings.words}: {', '.join(parts)}"
-    words = time_in_words(seconds_for(flops, device))
+    words = rough_duration(seconds_for(flops, device))
     return [
         Note(f"shorter: {', '.join(shorter)}", "advice"),
         Note(f"{what}; roughly {words} on {device.type}", "summary"),
