@@ -294,7 +294,9 @@ def _small_classes(source: Source, shots: int) -> list[str]:
     if not few:
         return []
     verb = "has" if len(few) == 1 else "have"
-    text = f"{counted(len(few), 'class')} {verb} fewer than {shots} images; all of them are used: {listed(few)}"
+    text = (
+        f"{counted(len(few), 'class')} {verb} fewer than {shots} images; all of them are used: {listed(few)}"
+    )
     return [Note(text, "warning")]
 
 
