@@ -94,6 +94,10 @@ def test_every_step_of_the_readme_takes_it(vit: Callable[..., Any], messy: Path)
     tuned = run("vit finetune weights.safetensors ./photos --run photos minutes=0.2")
     assert "skipped" in tuned.err and any(name in tuned.err for name in BAD)
     assert run("vit eval runs/photos ./photos")
+    for verb in ("fewshot", "probe", "knn"):
+        frozen = run(f"vit {verb} weights.safetensors ./photos")
+        assert "skipped" in frozen.err and any(name in frozen.err for name in BAD), verb
+    assert "only one (1)" in run("vit fewshot weights.safetensors ./photos --shots 1,5").err
     predicted = run("vit predict runs/photos ./photos --json")
     assert all(name in predicted.out for name in BAD)
     run("vit inspect runs/photos ./photos --out seen")

@@ -289,7 +289,7 @@ class TaskSettings(TrainSettings, _Sections, total=False):
     """Of a fine-tuning whose protocol is fixed."""
 
     image_size: int | tuple[int, int] | None
-    "Side of the images in pixels, or HEIGHTxWIDTH; left open, the paper's for this data in the model's proportions, or with quick the weights' own."
+    "Side of the images in pixels, or HEIGHTxWIDTH; by default the paper's for this data in the model's proportions, or with quick the weights' own."
     head_first: bool | None
     "Whether a linear head is fitted on frozen features before all weights learn; quick does, the paper doesn't."
 

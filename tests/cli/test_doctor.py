@@ -63,7 +63,7 @@ def test_json_is_what_python_returns(vit) -> None:
 def test_the_page_names_what_matters(vit) -> None:
     answer = vit("doctor")
     assert answer.status == 0
-    for word in ("torch", "cpu", "threads", "cuda", "cache folder", "offline", 'pip install "vitkit[serve]"'):
+    for word in ("torch", "cpu", "thread", "cuda", "cache folder", "offline", 'pip install "vitkit[serve]"'):
         assert word in answer.out
     assert 'pip install "vitkit[dev]"' not in answer.out
 

@@ -370,7 +370,7 @@ def test_splits_of_other_names_are_packed_alone(tmp_path: Path) -> None:
     table.write_text("path,label,split\n1.png,a,train\n1.png,a,extra\n")
     result = pack(str(table), tmp_path / "packed")
     assert [part.split for part in result.splits] == ["train"]
-    assert result.notes[-1] == f"{table}: left out extra; pack it alone, as '{table}:extra'"
+    assert result.notes[-1] == f"{table}: skipped extra; pack it alone, as '{table}:extra'"
     assert [part.split for part in pack(f"{table}:extra", tmp_path / "extra").splits] == ["extra"]
     table.write_text("path,label,split\n1.png,a,x\n1.png,a,y\n")
     assert error(str(table), tmp_path / "no") == (
@@ -575,12 +575,12 @@ def test_what_is_not_packed_to_the_end_says_so(photos: Path, tmp_path: Path) -> 
 
     with pytest.raises(KeyboardInterrupt):
         pack(str(photos), target, images_per_shard=2, progress=stop)
-    note = f"{target}: not packed to the end, images are missing; the same `vit pack` goes on"
+    note = f"{target}: not packed to the end, images are missing; the same `vit pack` resumes"
     assert note in open_data(f"{target}:train", default="train").notes
     pack(str(photos), target, images_per_shard=2)
     assert note not in open_data(f"{target}:train", default="train").notes
     (target / "train-000001.tar").unlink()
-    note = f"{target}: without train-000001.tar, images are missing; the same `vit pack` goes on"
+    note = f"{target}: without train-000001.tar, images are missing; the same `vit pack` resumes"
     assert note in open_data(f"{target}:train").notes
 
 

@@ -79,13 +79,13 @@ def test_folders_by_wordnet_id_meet_a_head_of_words() -> None:
     assert found.places.tolist() == [999, 0]
     assert found.class_names[:1] == ("tench",)
     assert found.notes == (
-        "no image of 998 of the 1,000 classes of Ti/16: they count as answers all the same; "
-        "--classes data leaves them out",
+        "no image of 998 of the 1,000 classes of Ti/16: these can still be predicted, "
+        "unless you add --classes data",
     )
     alone = match(source("n15075141", "n01440764"), head, None, "data")
     assert alone.class_names == ("tench", "toilet tissue")
     assert alone.answers.tolist() == [0, 999] and alone.places.tolist() == [1, 0]
-    assert alone.notes == ("no image of 998 of the 1,000 classes of Ti/16: left out as answers, too",)
+    assert alone.notes == ("no image of 998 of the 1,000 classes of Ti/16: these can't be predicted",)
 
 
 def test_words_meet_a_head_of_wordnet_ids() -> None:
@@ -183,9 +183,9 @@ def test_a_mapping_of_one_to_one_reports_the_heads_classes() -> None:
     assert found.places.tolist() == [3, 0, -1, -1]
     assert found.class_names == PETS.class_names
     assert found.notes == (
-        "left out 2 images of 2 classes that the mapping leaves open: 2, 3",
+        "skipped 2 images of 2 classes that the mapping doesn't list: 2, 3",
         "the mapping has 1 class that set hasn't: 9",
-        "no image of 2 of the 4 classes of tiny: they count as answers all the same; --classes data leaves them out",
+        "no image of 2 of the 4 classes of tiny: these can still be predicted, unless you add --classes data",
     )
 
 

@@ -145,7 +145,7 @@ def test_bad_arrays(x: Any, y: Any, l2: float, message: str) -> None:
 
 
 def test_features_of_another_width_are_refused() -> None:
-    with pytest.raises(InputError, match="features are 2 wide; those that were learned from are 3"):
+    with pytest.raises(InputError, match="features are 2 wide; the training features are 3"):
         FewShot().fit(X, Y).predict(X[:, :2])
 
 

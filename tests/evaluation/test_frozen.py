@@ -127,7 +127,7 @@ def test_a_class_that_is_not_measured_is_noted(folders: Path) -> None:
 
 def test_a_class_of_one_image_and_an_empty_one_stop_nothing(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    for name, count in {"a": 6, "b": 6, "rare": 1, "empty": 0}.items():
+    for name, count in {"a": 6, "b": 7, "rare": 1, "empty": 0}.items():
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(count):
             pixels = random.integers(0, 256, (9, 9, 3), np.uint8)
@@ -135,14 +135,14 @@ def test_a_class_of_one_image_and_an_empty_one_stop_nothing(tmp_path: Path) -> N
     data = tmp_path / "photos"
     for verb, options in ((fewshot, {"shots": [1]}), (probe, {}), (knn, {"k": 3})):
         found = verb("mu/16", data, device="cpu", image_size=32, **options)
-        assert (found.num_classes, found.num_train, found.num_test) == (3, 9, 2)
+        assert (found.num_classes, found.num_train, found.num_test) == (3, 10, 2)
         assert f"{data}: skipped 1 class folder without images: empty" in found.notes
-        assert f"{data}: too few images to measure 1 class, learned from alone: rare" in found.notes
-    with pytest.raises(InputError) as error:
-        fewshot("mu/16", data, shots=[1, 5])
-    assert (
-        str(error.value) == "5shot: class 'a' has only 4 images; ask for fewer shots, or leave the class out"
-    )
+        assert f"{data}: too few images to measure 1 class, only trained on: rare" in found.notes
+    found = fewshot("mu/16", data, shots=[1, 5], device="cpu", image_size=32)
+    assert [row.shots for row in found.results] == [1, 5]
+    assert "2 classes have fewer than 5 images; all of them are used: a (4), rare (1)" in found.notes
+    with pytest.raises(InputError, match="6shot: class 'a' has only 4 images; ask for fewer shots$"):
+        fewshot("mu/16", data, shots=[1, 6])
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.booleans())

@@ -100,7 +100,7 @@ def test_it_is_a_scikit_learn_classifier() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(k=4), "k, of 3 images to compare with, must be at least 1 and at most 3, not 4"),
+        (dict(k=4), "k (neighbours among 3 images) must be at least 1 and at most 3, not 4"),
         (dict(k=0), "must be at least 1 and at most 3, not 0"),
         (dict(temperature=0.0), "temperature must be above 0, not 0"),
     ],
@@ -134,6 +134,6 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = evaluator.run(predictor.model)
     assert found == {"knn_20": pytest.approx(result.results[1].accuracy, abs=1.1 / 382)}
     with pytest.raises(
-        InputError, match="k, of 1,157 images to compare with, must be .* at most 1157, not 1158"
+        InputError, match=r"k \(neighbours among 1,157 images\) must be .* at most 1157, not 1158"
     ):
         knn("mu/16", "digits", k=1158)

@@ -52,10 +52,11 @@ def test_images_that_a_run_learned_from_are_counted(
 ) -> None:
     data = spelled.format(tmp_path)
     for run in (trained, tuned, f"{tuned}@last"):
-        end = f"among those that {run.removesuffix('@last')} learned from; its accuracy on new images will be lower"
-        assert warnings(run, f"{data}:train") == [f"16 of these images are {end}"]
-        assert warnings(run, f"{data}:all") == [f"16 of these images are {end}"]
-        assert warnings(run, f"{data}:train[:1]") == [f"1 of these images is {end}"]
+        end = "of these images; its accuracy on new images will be lower"
+        start = f"{run.removesuffix('@last')} was trained on"
+        assert warnings(run, f"{data}:train") == [f"{start} 16 {end}"]
+        assert warnings(run, f"{data}:all") == [f"{start} 16 {end}"]
+        assert warnings(run, f"{data}:train[:1]") == [f"{start} 1 {end}"]
         assert warnings(run, data) == []  # the test split
         assert warnings(run, f"{data}:val") == []
 
@@ -66,7 +67,7 @@ def test_a_folder_inside_the_one_that_was_learned_from() -> None:
     RunFolder("runs/sets", {"data": {"train": "./sets"}}).close()
     assert warnings("runs/sets", "./sets/test:all") == []
     [line] = warnings("runs/sets", "./sets/train:all")
-    assert line.startswith("20 of these images are among those that runs/sets learned from")
+    assert line.startswith("runs/sets was trained on 20 of these images;")
 
 
 def test_other_data_is_not_opened(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +99,4 @@ def test_images_without_labels_count_too() -> None:
     settings = {"data": {"train": "digits"}, "objective": {"name": "masked_patches"}}
     RunFolder("runs/masked", settings).close()
     [line] = warnings("runs/masked", "digits:train")
-    assert line.startswith("1,157 of these images are")
+    assert line.startswith("runs/masked was trained on 1,157 of these images;")

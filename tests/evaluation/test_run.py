@@ -149,7 +149,7 @@ def test_a_mapping_to_several(model: str, photos: str, tmp_path: Path) -> None:
         for place, name in zip(logits.argmax(1), folders, strict=True)
     )
     assert others == both > 0
-    assert "left out 10 images of 1 class that the mapping leaves open: cow" in found.notes
+    assert "skipped 10 images of 1 class that the mapping doesn't list: cow" in found.notes
 
 
 def test_a_loaded_model_and_an_open_source(model: str, photos: str) -> None:

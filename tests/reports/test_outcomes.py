@@ -296,7 +296,7 @@ def test_what_was_measured_of_other_weights_is_not_the_models(tmp_path: Path) ->
     found = report([run], out=tmp_path / "after")
     assert found.runs[0].measured is None and "mistakes" not in read(found.html).text
     assert found.left_out == [
-        f"{run / 'evaluation'} is of other weights or images than {run / 'model'} has now: vit eval measures anew"
+        f"{run / 'evaluation'} is of other weights or images than {run / 'model'} has now: repeat vit eval"
     ]
     results = run / "evaluation" / "results.json"
     sizes = {"accuracy": 0.75, "data": "digits:test", "image_size": [512, 512]}

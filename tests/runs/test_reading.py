@@ -76,7 +76,7 @@ def test_without_evaluation_the_finals_are_of_training(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_is_not_waited_for(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="it was stopped before its first line; vit train .*run goes on"):
+    with pytest.raises(InputError, match="it was stopped before its first line; vit train .*run resumes it"):
         read_run(write_run(tmp_path / "run", [], status="stopped"))
 
 
@@ -87,7 +87,9 @@ def test_a_run_is_running_while_a_process_holds_it(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert read_run(run).state["status"] == "running"
     assert read_run(run).state["status"] == "interrupted"
-    with pytest.raises(InputError, match="it was interrupted before its first line; vit train .*new goes on"):
+    with pytest.raises(
+        InputError, match="it was interrupted before its first line; vit train .*new resumes it"
+    ):
         read_run(write_run(tmp_path / "new", [], status="running"))
 
 

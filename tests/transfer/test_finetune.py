@@ -118,7 +118,7 @@ def test_pytorch_data_sets_are_fine_tuned_on(model: str) -> None:
     again = finetune(model, train, [*QUICK, "image_size=8"], evaluate=test, device="cpu")
     assert again == result
     with pytest.raises(
-        InputError, match=r"no images to report on \(its splits: none\): .*evaluate= in Python"
+        InputError, match=r"no images to measure on \(its splits: none\): .*evaluate= in Python"
     ):
         finetune(model, train, QUICK, device="cpu")
 
@@ -297,7 +297,7 @@ def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     macs = cost_of(vitkit.load(model, device="cpu").model.config).macs
     seconds = 6 * 2 * macs * (3 * 4 * 16 + 1157 + 382) / (1e6 * SHARE)
     assert times == [
-        "tiny on digits:train: 1,157 images of 10 classes, 382 to report on in digits:test; "
+        "tiny on digits:train: 1,157 images of 10 classes, 382 to measure on in digits:test; "
         "4 learning rates tried, then 2 seeds: each a head on features, then 4 steps of 16 images; "
         f"about {rough_duration(seconds)} on cpu"
     ]

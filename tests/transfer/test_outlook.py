@@ -127,7 +127,7 @@ def test_one_line_says_what_is_done_and_how_long_it_takes(
     left += [RunLeft(plan.whole, True)] * seeds
     steps = settle_steps(plan, left, Path("runs/new"), CPU, listener)
     [line] = [line for line in listener.said if kind_of(line) == "summary"]
-    data = "tiny on digits:train: 1,157 images of 10 classes, 382 to report on in digits:test"
+    data = "tiny on digits:train: 1,157 images of 10 classes, 382 to measure on in digits:test"
     time = rough_duration(total_seconds(plan, left, PACE, steps))
     assert line == f"{data}; {work}; about {time} on cpu"
     assert listener.said[-1] is line  # after the notes that --verbose shows

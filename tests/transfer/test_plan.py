@@ -149,7 +149,7 @@ def test_classes_that_test_lacks_are_named(model: str, tmp_path: Path) -> None:
     folder_of_photos(tmp_path / "test", cat=2, dog=2)
     notes = make_plan(model, str(tmp_path), ["protocol=paper", "image_size=8"], "cpu").notes
     [note] = [note for note in notes if "cow" in note and kind_of(note) == "warning"]
-    assert note == f"{tmp_path}:test has no image of cow: the result leaves them out"
+    assert note == f"{tmp_path}:test has no image of cow, so the result doesn't cover it"
 
 
 def test_graphs_take_whole_batches(model: str) -> None:
@@ -203,13 +203,13 @@ def folder_of_photos(root: Path, **classes: int) -> str:
         (["protocl=paper"], "unknown setting 'protocl'; did you mean 'protocol'?"),
         (
             ["data.evaluate=digits:train"],
-            "1,157 images of digits:train would be learned from and reported on",
+            "1,157 images of digits:train would be both trained and measured on",
         ),
-        (["data.evaluate=digits:training"], "1,157 images of digits:training would be learned from"),
-        (["data.evaluate=digits:all"], "1,157 images of digits:all would be learned from"),
+        (["data.evaluate=digits:training"], "1,157 images of digits:training would be both trained"),
+        (["data.evaluate=digits:all"], "1,157 images of digits:all would be both trained"),
         (["data=foo"], "data is a section: change its settings one by one, as in data.workers=4"),
         (["model={name: Ti/16}"], "model is a section: change its settings one by one"),
-        (["protocol=paper", "select=best"], "select=best has no images to choose by but those that are"),
+        (["protocol=paper", "select=best"], "select=best has no images to choose by except those of"),
         (["protocol=paper", "duration=4", "schedule.warmup=5"], "warmup and cooldown take 5 and 0 steps"),
         (["image_size=9"], "image_size 9 is no multiple of the model's patch; 8 is"),
         (["image_size=8x15"], "image_size 8x15 is no multiple of the model's patch; 8x16 is"),
@@ -230,11 +230,11 @@ def test_bad_changes_are_refused(model: str, changes: list[str], message: str) -
 
 def test_classes_that_train_lacks_are_told_before_anything_is_computed(model: str) -> None:
     few = make_plan(model, "digits:train[:4]", ["protocol=paper", "image_size=8"], "cpu")
-    [warning] = [note for note in few.notes if kind_of(note) == "warning" and "no image to learn" in note]
+    [warning] = [note for note in few.notes if kind_of(note) == "warning" and "no image to train" in note]
     missing = sorted(set(map(str, range(10))) - set(map(str, vitkit.open_data("digits:train[:4]").labels)))
     assert warning == (
-        f"{', '.join(missing[:5])} and {len(missing) - 5} more in digits:test have no image to learn from, "
-        "and will be predicted as others"
+        f"{', '.join(missing[:5])} and {len(missing) - 5} more in digits:test have no image to train on, "
+        "and will be predicted as other classes"
     )
 
 
@@ -248,7 +248,7 @@ def test_a_test_set_with_unknown_classes_is_refused(model: str, tmp_path: Path) 
 @pytest.mark.parametrize("data", ["digits:test[:50%]", "digits:all", "digits:test[5shot]", "digits:training"])
 def test_images_are_never_learned_from_and_reported_on(model: str, data: str) -> None:
     evaluate = [] if "training" not in data else ["data.evaluate=digits:train[:10]"]
-    with pytest.raises(InputError, match="would be learned from and reported on"):
+    with pytest.raises(InputError, match="would be both trained and measured on"):
         make_plan(model, data, evaluate, "cpu")
 
 
@@ -284,7 +284,7 @@ def test_a_dev_split_that_says_little_is_told(model: str, tmp_path: Path) -> Non
     dev = f"{tmp_path}:train[90%:,seed=0]"
     few = f"few images to measure on: 4 in {tmp_path}:test, 1 in {dev}; one mistake is 100.0%"
     assert [kind_of(note) for note in notes if note == few] == ["warning"]
-    [unlearned] = [note for note in notes if f"in {dev} have no image to learn from" in note]
+    [unlearned] = [note for note in notes if f"in {dev} have no image to train on" in note]
     assert kind_of(unlearned) == "warning"
     assert not any(dev in note for note in make_plan(model, str(tmp_path), changes, "cpu").notes)
     changes = ["protocol=quick", "head_first=false", f"data.evaluate={tmp_path}:test"]

@@ -162,7 +162,7 @@ def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     assert result.absent["pets"] == "data has neither a folder pets nor torchvision's"
     assert result.absent["real"] == "data has no real.json"
     assert result.absent["vtab"] == "data has no folder vtab"
-    assert "left out vtab: data has no folder vtab" in listener.notes
+    assert "skipped vtab: data has no folder vtab" in listener.notes
     assert "./model on cifar10, each with 2 seeds; roughly 0 seconds on cpu" in listener.notes
     assert result.device_hours > 0
     column = result.published["L/16 I21k, table 2"]
@@ -174,7 +174,7 @@ def test_what_is_here_is_run_and_what_is_not_is_named(tmp_path: Path) -> None:
     assert {name: record[name] for name in result.to_json()} == result.to_json()
     text = (folder / "suite.md").read_text()
     assert f"| cifar10 | {row.accuracy * 100:.2f} ± {row.std * 100:.2f}* | paper | 99.50 ± 0.06 |" in text
-    assert "\\* cifar10: changed: image_size=8" in text and "left out real: data has no real.json" in text
+    assert "\\* cifar10: changed: image_size=8" in text and "skipped real: data has no real.json" in text
 
 
 @pytest.mark.slow

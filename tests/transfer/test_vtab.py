@@ -582,7 +582,7 @@ def test_a_missing_task_says_whether_it_is_broken(partial: Path) -> None:
 def test_images_are_not_learned_from_and_measured(partial: Path, protocol: str) -> None:
     with (partial / "dtd" / "test.txt").open("a") as file:
         file.write("\nimages/train.jpg 3")
-    reason = "vtab/dtd: 1 image of test would be learned from too: restore the lists"
+    reason = "vtab/dtd: test shares 1 image with train: restore the lists"
     with pytest.raises(InputError, match=f"^{reason}$"):
         vtab("Ti/16", str(partial), protocol=protocol, tasks="dtd", finetune=FakeFinetune())
     document = vtab("Ti/16", str(partial), run="mine", finetune=FakeFinetune())

@@ -35,7 +35,12 @@ def print_facts(findings: MachineFacts) -> None:
     devices, cpu, cache = findings.devices, findings.devices.cpu, findings.cache
     facts = [["vitkit", findings.vitkit], ["python", findings.python], ["platform", findings.platform]]
     facts += [[name, found or "missing"] for name, found in findings.packages.items()]
-    facts.append(["cpu", f"{cpu.name}, {cpu.cores} cores, torch uses {cpu.threads} threads"])
+    facts.append(
+        [
+            "cpu",
+            f"{cpu.name}, {cpu.cores} cores, torch uses {cpu.threads or 0} thread{'' if cpu.threads == 1 else 's'}",
+        ]
+    )
     facts += [
         [f"cuda:{index}", f"{gpu.name}, {gpu.memory_bytes / gibibyte:.0f} GiB, capability {gpu.capability}"]
         for index, gpu in enumerate(devices.cuda)

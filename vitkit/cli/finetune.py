@@ -95,7 +95,7 @@ def print_result(result: FinetuneResult) -> None:
         ["model", result.request.model],
         [
             "images",
-            f"{result.train_images:,} to learn from, {result.test_images:,} to report on, {size} pixels",
+            f"{result.train_images:,} to train on, {result.test_images:,} to measure on, {size} pixels",
         ],
         ["protocol", f"paper, {result.rule}" if result.protocol == "paper" else "quick"],
         *([["calibration error", calibration_words(result)]] if result.accuracy is not None else []),

@@ -125,7 +125,7 @@ def probe(
     cells = {"accuracy": f"{result.accuracy:.2%}", "calibration error": f"{result.calibration_error:.2%}"}
     if found := result.calibration:
         cells[f"at temperature {found.temperature:.3g}"] = f"{found.error_after:.2%}"
-    cells |= {"l2": f"{result.l2:g}", "images learned from": f"{result.num_train:,}"}
+    cells |= {"l2": f"{result.l2:g}", "training images": f"{result.num_train:,}"}
     _print_measured(result, list(cells), [list(cells.values())], json, verbose)
 
 

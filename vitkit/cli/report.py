@@ -42,7 +42,7 @@ def report(
     with progress_bar("inspecting") if inspect else nullcontext() as progress:
         result = run(runs, out=out, inspect=inspect, device=device, force=force, progress=progress)
     for line in result.left_out:
-        note(f"left out: {line}")
+        note(f"skipped: {line}")
     if json:
         print_json(result)
     else:

@@ -243,7 +243,7 @@ def _incomplete(files: Sequence[str]) -> Iterator[Note]:
         gone = [name for name in shards if not os.path.exists(os.path.join(folder, name))]
         what = f"without {listed(gone)}" if gone else "" if is_complete else "not packed to the end"
         if what:
-            yield Note(f"{folder or '.'}: {what}, images are missing; the same `vit pack` goes on", "warning")
+            yield Note(f"{folder or '.'}: {what}, images are missing; the same `vit pack` resumes", "warning")
 
 
 def _open_built_in(spec: DataSpec, default: Default) -> Source:

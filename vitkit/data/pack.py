@@ -306,7 +306,7 @@ def _open(spec: DataSpec) -> tuple[list[Source], list[str]]:
                 f"name the split to pack, such as '{spec.source}:{others[0]}'"
             )
         notes.append(
-            f"{spec.source}: left out {', '.join(others)}; pack it alone, as '{spec.source}:{others[0]}'"
+            f"{spec.source}: skipped {', '.join(others)}; pack it alone, as '{spec.source}:{others[0]}'"
         )
     elif others:
         notes.append("the shards' names say neither train, val nor test: open them as 'FOLDER:all'")

@@ -128,9 +128,9 @@ def match(
     if len(meant) < len(head):
         absent = f"no image of {len(head) - len(meant):,} of {head}"
         notes.append(
-            f"{absent}: left out as answers, too"
+            f"{absent}: these can't be predicted"
             if among == "data"
-            else f"{absent}: they count as answers all the same; --classes data leaves them out"
+            else f"{absent}: these can still be predicted, unless you add --classes data"
         )
     return Matching(class_names, answers, members, places_of, tuple(notes))
 
@@ -146,7 +146,7 @@ def _notes(
         names = listed([source.class_names[number] for number in left_out])
         images = counted(int(counts[left_out].sum()), "image")
         classes = counted(len(left_out), "class")
-        yield f"left out {images} of {classes} that the mapping leaves open: {names}"
+        yield f"skipped {images} of {classes} that the mapping doesn't list: {names}"
     if strange := [name for name in mapping if name not in source.class_names]:
         yield f"the mapping has {counted(len(strange), 'class')} that {source.name} hasn't: {listed(strange)}"
 

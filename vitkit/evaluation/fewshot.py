@@ -15,6 +15,7 @@ from vitkit.config import Bounds, check_choice
 from vitkit.data.open import Data
 from vitkit.data.pipeline import Pipeline, Step
 from vitkit.data.sources.source import Source, Subset, choose_shots
+from vitkit.data.splits import counted, listed
 from vitkit.data.unreadable import BadImages
 from vitkit.errors import InputError
 from vitkit.evaluation.frozen import (
@@ -177,11 +178,12 @@ def fewshot(
     check_choice("preprocessing", preprocessing, PreprocessingChoice)
     pair = open_pair(data, evaluate)
     chosen: dict[tuple[int, int], np.ndarray] = {}
+    most = 0 if pair.train.is_multi_label else int(np.bincount(pair.train.labels).max())
 
     def choose(unreadable: Collection[int]) -> np.ndarray:
         """Return all images that any number of shots and seed learn from, in order."""
         for count, seed in product(shots, range(seeds)):
-            chosen[count, seed] = _choose(pair.train, count, seed, unreadable)
+            chosen[count, seed] = _choose(pair.train, count, seed, unreadable, takes_fewer=count <= most)
         return np.unique(np.concatenate(list(chosen.values())))
 
     choose(())  # what can't be chosen is an error before the model is loaded
@@ -212,7 +214,7 @@ def fewshot(
             means = np.mean(table, axis=0).tolist()
             swept = tuple(StrengthRow(*pair) for pair in zip(strengths, means, strict=True))
         results.append(FewShotRow(count, mean, std, tuple(accuracies), strengths[best], swept))
-    notes = []
+    notes = _small_classes(pair.train, max(shots))
     how = f"l2 {strengths[0]:g}"
     if l2 == "sweep":
         how = "the best l2 of 2^-10 to 2^19, chosen on the images measured on"
@@ -280,17 +282,37 @@ def _measure(solver: FewShot, x: np.ndarray, y: np.ndarray, strengths: Sequence[
     return np.array([np.mean(solver.predict(x) == y)])
 
 
-def _choose(source: Source, shots: int, seed: int, unreadable: Collection[int] = ()) -> np.ndarray:
+def _small_classes(source: Source, shots: int) -> list[str]:
+    """Return a warning that names the classes with fewer images than `shots`, if there are any."""
+    present, counts = np.unique(source.labels, return_counts=True)
+    few = [
+        f"{source.class_names[number]} ({count})"
+        for number, count in zip(present, counts, strict=True)
+        if count < shots
+    ]
+    if not few:
+        return []
+    verb = "has" if len(few) == 1 else "have"
+    text = (
+        f"{counted(len(few), 'class')} {verb} fewer than {shots} images; all of them are used: {listed(few)}"
+    )
+    return [Note(text, "warning")]
+
+
+def _choose(
+    source: Source, shots: int, seed: int, unreadable: Collection[int] = (), takes_fewer: bool = False
+) -> np.ndarray:
     """Return the images to learn from; classes that have none in the source are skipped.
 
     unreadable: images in whose place others are chosen; a class that has no others is skipped, too.
+    takes_fewer: whether a class with fewer images gives all that it has; otherwise it is an error.
     """
     if source.is_multi_label:
         raise InputError(f"{source.name} is multi-label; shots are chosen by one label per image")
     present, places = np.unique(source.labels, return_inverse=True)
     names = [source.class_names[number] for number in present]
-    advice = "; ask for fewer shots, or leave the class out"
-    return choose_shots(places, shots, seed, names, unreadable=unreadable, advice=advice)
+    advice = "; ask for fewer shots"
+    return choose_shots(places, shots, seed, names, takes_fewer, unreadable=unreadable, advice=advice)
 
 
 def _check(shots: Sequence[int], seeds: int, l2: float | str) -> None:

@@ -237,7 +237,7 @@ def check_rows(x: Any, y: Any = None, width: int | None = None) -> np.ndarray:
     if x.ndim != 2 or not len(x):
         raise InputError(f"features have shape {x.shape}; expected (images, width)")
     if width is not None and x.shape[1] != width:
-        raise InputError(f"features are {x.shape[1]} wide; those that were learned from are {width}")
+        raise InputError(f"features are {x.shape[1]} wide; the training features are {width}")
     if y is not None and np.shape(y) != (len(x),):
         raise InputError(f"labels have shape {np.shape(y)}; expected one for each of {len(x):,} images")
     return x

@@ -206,5 +206,5 @@ def _check(ks: Sequence[int], temperatures: Sequence[float], count: int) -> None
     for name, values in (("k", ks), ("temperature", temperatures)):
         if not len(values):
             raise InputError(f"{name} is none; expected one number or more")
-    Bounds(at_least=1, at_most=count).check(f"k, of {count:,} images to compare with,", list(ks))
+    Bounds(at_least=1, at_most=count).check(f"k (neighbours among {count:,} images)", list(ks))
     Bounds(above=0).check("temperature", list(temperatures))

@@ -29,8 +29,7 @@ def warn_if_learned(model: str, source: Source) -> list[Note]:
         return []
     if not count:
         return []
-    share = "1 of these images is" if count == 1 else f"{count:,} of these images are"
-    words = f"{share} among those that {run} learned from; its accuracy on new images will be lower"
+    words = f"{run} was trained on {count:,} of these images; its accuracy on new images will be lower"
     return [Note(words, "warning")]
 
 

@@ -315,7 +315,7 @@ def probe(
     how = f"l2 {fitted.l2_:g}"
     if l2 is None:
         held_out = f"{fitted.held_out_:,} held-out images of train"
-        how += f", the best of {len(GRID)} on {held_out}, then learned from all of train"
+        how += f", the best of {len(GRID)} on {held_out}, then fitted to all of train"
     how = f"multinomial logistic regression on standardised features, {how}"
     logits = fitted.decision_function(test.x)
     places = np.searchsorted(fitted.classes_, test.labels)

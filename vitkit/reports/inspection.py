@@ -122,7 +122,7 @@ def inspect_model(
     target: the class of the gradient rollout, by name or number; the default is each photo's predicted class.
     num_images: attention distance is the mean over up to so many. num_photos: how many of them are drawn. Both are
     evenly spread over what is given. fuse, residual, discard: of attention rollout.
-    batch_size: images that the model takes at once; left open, as many as attention leaves memory for.
+    batch_size: images in a batch; by default, as many as fit next to attention in memory.
     bad_images: "skip", "error" or "any": what is done with unreadable images.
     progress: False shows none; a function is told how many images are done, and of how many.
     """

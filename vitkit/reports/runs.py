@@ -145,7 +145,7 @@ def report(
     elif inspect:
         raise InputError(f"{paths[0]} has no model to inspect yet: leave out --inspect")
     left_out += [
-        f"{run.home / EVALUATION} is of other weights or images than {run.home / 'model'} has now: vit eval measures anew"
+        f"{run.home / EVALUATION} is of other weights or images than {run.home / 'model'} has now: repeat vit eval"
         for run in found
         if not run.results and read_object(run.home / EVALUATION / RESULTS)
     ]

@@ -180,11 +180,11 @@ def read_run(path: Path) -> Run:
         state["status"] = "interrupted"
     training, evaluations = _parted(read_metrics(path))
     if not training and not evaluations:
-        goes_on = f"before its first line; vit train {shlex.quote(str(path))} goes on"
+        when = f"before its first line; vit train {shlex.quote(str(path))} resumes it"
         reasons = {
             "failed": f"it failed: {state.get('message')}",
-            "stopped": f"it was stopped {goes_on}",
-            "interrupted": f"it was interrupted {goes_on}",
+            "stopped": f"it was stopped {when}",
+            "interrupted": f"it was interrupted {when}",
         }
         reason = reasons.get(str(state.get("status")), "wait for its first line")
         raise NoMetrics(f"{path} has no metrics: {reason}")

@@ -243,7 +243,7 @@ def make_plan(
     if asked.get("select") == "best" and whole.dev is None:
         why = ", because the last run of a sweep learns all of train" if sweep else ""
         raise InputError(
-            f"select=best has no images to choose by but those that are reported on, {test}{why}: leave it out"
+            f"select=best has no images to choose by except those of {test}, which the result is measured on{why}: leave it out"
         )
     plan = Plan(
         *(start, protocol, transfer, rule, settings, rest, whole, tuning, measured, test, len(source)),
@@ -273,7 +273,7 @@ def make_plan(
         warnings.append("the paper's protocol is made for a GPU; protocol=quick takes minutes here")
     summary = (
         f"{start.loaded.name} on {spec}: {len(source):,} images of {source.num_classes:,} classes, "
-        f"{len(measured):,} to report on in {test}"
+        f"{len(measured):,} to measure on in {test}"
     )
     read = (*source.notes, *measured.notes, *(() if dev is None else dev.notes))
     notes = (
@@ -323,7 +323,7 @@ def open_measured(source: Source, evaluate: str | Source | None) -> Source:
         splits = list_splits(source.spec)
         if "test" not in splits and "val" not in splits:
             raise InputError(
-                f"{source.data_name} has no images to report on (its splits: {listed(splits) or 'none'}): name them with "
+                f"{source.data_name} has no images to measure on (its splits: {listed(splits) or 'none'}): name them with "
                 "data.evaluate=DATA (evaluate= in Python)"
             )
     other = source.spec.whole if evaluate is None else evaluate
@@ -334,7 +334,7 @@ def check_pair(source: Source, measured: Source, test: str) -> None:
     """Refuse to report on images that are learned from, or that are labelled in another way."""
     if shared := shared_images(source, measured):
         raise InputError(
-            f"{shared:,} images of {test} would be learned from and reported on: name another split than "
+            f"{shared:,} images of {test} would be both trained and measured on: name another split than "
             f"{source.data_name}, or data.evaluate=DATA"
         )
     if source.is_multi_label != measured.is_multi_label:
@@ -381,7 +381,7 @@ def unlearned(source: Source, measured: Source, test: str) -> list[str]:
     ]
     if not missing:
         return []
-    return [f"{listed(missing)} in {test} have no image to learn from, and will be predicted as others"]
+    return [f"{listed(missing)} in {test} have no image to train on, and will be predicted as other classes"]
 
 
 def unmeasured(measured: Source, test: str) -> list[str]:
@@ -390,7 +390,7 @@ def unmeasured(measured: Source, test: str) -> list[str]:
         return []
     count = np.bincount(measured.labels, minlength=measured.num_classes)
     missing = [name for name, images in zip(measured.class_names, count, strict=True) if not images]
-    return [f"{test} has no image of {listed(missing)}: the result leaves them out"] if missing else []
+    return [f"{test} has no image of {listed(missing)}, so the result doesn't cover it"] if missing else []
 
 
 def cut_train(source: Source, percent: int) -> TrainDev:

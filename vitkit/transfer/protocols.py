@@ -41,7 +41,7 @@ class TransferConfig:
     protocol: Literal["auto", "paper", "quick"] = "auto"
     "The paper's (SGD, batch 512, its steps and resolution), or quick: a head on features, then as many steps as fit minutes; auto is paper with a GPU, else quick."
     image_size: Annotated[Size, Bounds(at_least=1)] | None = None
-    "Side of the images in pixels, or HEIGHTxWIDTH; left open, the paper's for this data in the model's proportions, or with quick the weights' own."
+    "Side of the images in pixels, or HEIGHTxWIDTH; by default the paper's for this data in the model's proportions, or with quick the weights' own."
     minutes: Positive | None = None
     "Time of a quick run in all, from features to its measurement; 10 unless given."
     head_first: bool | None = None

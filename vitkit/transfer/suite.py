@@ -232,7 +232,7 @@ def run_suite(
     absent = {name: absent[name] for name in ROWS if name in absent and name not in jobs}
     for line in (
         *start.loaded.notes,
-        *(Note(f"left out {name}: {why}", "data") for name, why in absent.items()),
+        *(Note(f"skipped {name}: {why}", "data") for name, why in absent.items()),
         *announcement(start.spec, jobs, seeds, on),
     ):
         listener.note(line)
@@ -447,7 +447,7 @@ def table_remarks(document: SuiteResult) -> list[str]:
     """Return a line for each data set of which something must be said."""
     lines = [f"* {name}: {'; '.join(row.remarks)}" for name, row in document.results.items() if row.remarks]
     lines += [f"{name} failed: {why}" for name, why in document.failures.items()]
-    return lines + [f"left out {name}: {why}" for name, why in document.absent.items()]
+    return lines + [f"skipped {name}: {why}" for name, why in document.absent.items()]
 
 
 def table_title(document: SuiteResult) -> str:

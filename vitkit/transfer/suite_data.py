@@ -73,7 +73,7 @@ def find_real(root: Path, imagenet: FoundSet | None) -> Path | str:
     if not path.is_file():
         return f"{root} has no {REAL}"
     if imagenet is None:
-        return "it is measured with imagenet, which is left out"
+        return "it is measured with imagenet, which is skipped"
     try:
         read_real(path)
         validation_numbers(imagenet.measured)

@@ -221,7 +221,7 @@ def test_a_class_of_one_image_is_learned_from_alone(tmp_path: Path, png: Png) ->
         "c/1.png": png(51),
     }
     root = write(tmp_path, files)
-    told = f"{root}: too few images to measure 2 classes, learned from alone: b, c"
+    told = f"{root}: too few images to measure 2 classes, only trained on: b, c"
     counts = {}
     for split in ("train", "val", "test"):
         source = open_data(f"{root}:{split}")

@@ -120,9 +120,7 @@ def find_exercise(data: str, name: str) -> Exercise | Missing:
         if source.faults:
             return Missing(name, task.title, task.group, source.faults[0], True)
     if shared := shared_images(train, test):
-        reason = (
-            f"{VTAB}{name}: {counted(shared, 'image')} of test would be learned from too: restore the lists"
-        )
+        reason = f"{VTAB}{name}: test shares {counted(shared, 'image')} with train: restore the lists"
         return Missing(name, task.title, task.group, reason, True)
     specs = {split: f"{VTAB}{name}:{split}[root={data}]" for split in SPLITS}
     opened = {"train800val200": train, "test": test}
