@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -84,6 +84,8 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
+@example("\n")
+@example(["a\u2028b", 3.0, "\r"])
 def test_every_value_is_read_back_from_its_text(value: Any) -> None:
     change = Change("a.b", value)
     text = str(change).removeprefix("a.b=")

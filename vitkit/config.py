@@ -347,8 +347,12 @@ def _dialect() -> tuple[Any, Any]:
     Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
 
     class Dumper(yaml.SafeDumper):
-        pass
+        def represent_text(self, text: str) -> Any:
+            # Other styles fold line breaks into spaces, or take several lines.
+            style = '"' if re.search("[\n\r\x85\u2028\u2029]", text) else None
+            return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
+    Dumper.add_representer(str, Dumper.represent_text)
     for kind in (Loader, Dumper):
         number = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
         kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
@@ -425,23 +429,18 @@ def _flow_text(value: Any) -> str:
     """Return a value as one line of YAML."""
     import yaml
 
-    def dump(allow_unicode: bool) -> str:
+    try:
         text: str = yaml.dump(
             _without_points(value),
             Dumper=_dialect()[1],
             default_flow_style=True,
-            allow_unicode=allow_unicode,
+            allow_unicode=True,
             sort_keys=False,
             width=sys.maxsize,
         )
-        return text.removesuffix("\n").removesuffix("\n...")
-
-    try:
-        text = dump(allow_unicode=True)
-        # YAML folds line breaks other than \n into spaces, unless they are escaped.
-        return dump(allow_unicode=False) if re.search("[\x85\u2028\u2029]", text) else text
     except yaml.YAMLError:  # not a plain value
         return shown(value)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _without_points(value: Any) -> Any:
