@@ -222,7 +222,6 @@ def measure_steps(arguments: argparse.Namespace) -> None:
     device, images = arguments.device, arguments.batch
     steps, rows = {}, {}
     for kind in arguments.kinds:
-        torch._dynamo.reset()
         step = training_step(kind, images, device)
         for _ in range(3):
             step()
@@ -251,7 +250,7 @@ def recipe(arguments: argparse.Namespace, kind: str) -> dict[str, Any]:
             "cache": "device" if on_gpu else "none",
         },
         "duration": arguments.steps,
-        "batch_size": 256,
+        "batch_size": 128,
         "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.05, "clip_norm": 1.0},
         "schedule": {"warmup": "10%"},
         "select": "last",

@@ -14,6 +14,8 @@ from vitkit.models.configs import ViTConfig
 from vitkit.models.model import run_in
 
 gpu = pytest.mark.gpu
+# PyTorch 2.11 looks at gradients of inner tensors while it compiles.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
 def drawn(grid: tuple[int, int], prefix: int, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
