@@ -551,6 +551,15 @@ def test_json_is_what_python_returns(vit: Any) -> None:
     assert json.loads(answer.out)["tokens"] == 577
 
 
+def test_the_cost_of_another_attention(vit: Any) -> None:
+    full, local = (json.loads(vit("cost", "B/16", "--image-size", "512", *kind, "--json").out)
+                   for kind in ((), ("--attention", "local")))  # fmt: skip
+    near = (32 * 7 - 3 * 4) ** 2  # pairs on a line of 32 patches with a window of 7, squared
+    pairs = near + 2 * 1024 + 1
+    assert local["parts"]["attention"]["macs"] == 12 * 2 * 768 * pairs
+    assert full["macs"] - local["macs"] == 12 * 2 * 768 * (1025**2 - pairs)
+
+
 def test_json_of_several_models_is_a_list(vit: Any) -> None:
     flags = ("--image-size", "224x160", "--num-classes", "0", "--images", "1000", "--json")
     answer = vit("cost", "B/16", "BiT-R50x1", *flags)

@@ -20,6 +20,7 @@ from typing import Any
 from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.models.configs import (
+    AttentionKind,
     CompactConfig,
     HybridConfig,
     ModelConfig,
@@ -165,13 +166,14 @@ def cost(
     *,
     image_size: Size | None = None,
     num_classes: int | None = None,
+    attention: AttentionKind | None = None,
     images: int | None = None,
 ) -> CostReport:
     """Return the cost of a named model per image, and the exaFLOPs of training on a number of images."""
     if "@" in model or os.path.exists(model):
         raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
     Bounds(at_least=1).check("images", images)
-    given = {"image_size": image_size, "num_classes": num_classes}
+    given = {"image_size": image_size, "num_classes": num_classes, "attention": attention}
     config = model_config(model, **{name: value for name, value in given.items() if value is not None})
     found = cost_of(config)
     return CostReport(

@@ -160,6 +160,8 @@ REASONS = {
     "hybrid": {"pooling"},
     "bit": {"positions", "distance", "rollout", "gradient", "tokens", "pooling", "attention"},
     "cct": {"positions"},
+    "axial": {"pooling"},
+    "linformer": {"distance", "rollout", "gradient", "pooling", "attention"},
 }
 
 
@@ -171,7 +173,7 @@ def test_what_is_not_defined_has_its_reason(tmp_path: Path, photos: Path, family
     for said in result.undefined.values():
         what, _, reason = said.rpartition(" is not defined for this model, because ")
         assert what[1:] in text and text.count(f"{reason[1:]}.") == 1
-    assert (result.attention_distance is None) == (family == "bit")
+    assert (result.attention_distance is None) == (family in ("bit", "linformer"))
     if family == "hybrid":
         assert "of the ResNet's first convolution" in text and "patches of the ResNet's feature map" in text
     if family in ("map", "cct"):

@@ -9,6 +9,7 @@ import typer
 from vitkit.cli.options import ImageSize, Json, parse_size
 from vitkit.cli.output import print_json, print_table
 from vitkit.errors import InputError
+from vitkit.models.configs import AttentionKind
 
 if TYPE_CHECKING:
     from vitkit.costs import CostReport
@@ -19,6 +20,9 @@ def cost(
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Names of models.")] = None,
     image_size: ImageSize = None,
     num_classes: Annotated[int | None, typer.Option(help="Number of classes; 0 drops the head.")] = None,
+    attention: Annotated[
+        AttentionKind | None, typer.Option(help="Kind of attention, with its default settings.")
+    ] = None,
     images: Annotated[
         int | None, typer.Option(help="Also count training on this many images, over all epochs.")
     ] = None,
@@ -33,7 +37,7 @@ def cost(
     from vitkit.published import table as published
 
     if table:
-        if models or (image_size, num_classes, images) != (None, None, None):
+        if models or (image_size, num_classes, attention, images) != (None,) * 4:
             raise InputError(f"--table {table} stands alone: leave out models and their flags")
         result = published(table)
         if json:
@@ -46,7 +50,10 @@ def cost(
     if not models:
         raise InputError("no model named; try: vit cost B/16, or: vit cost --table sizes")
     size = parse_size(image_size)
-    reports = [count(name, image_size=size, num_classes=num_classes, images=images) for name in models]
+    reports = [
+        count(name, image_size=size, num_classes=num_classes, attention=attention, images=images)
+        for name in models
+    ]
     if json:
         print_json(reports if len(reports) > 1 else reports[0])
     else:

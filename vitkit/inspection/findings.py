@@ -24,7 +24,7 @@ from vitkit.data.spec import BUILT_IN, DataSpec
 from vitkit.data.threads import Unreadable, work_through
 from vitkit.data.unreadable import BadImageRule, Skipped
 from vitkit.errors import InputError, did_you_mean
-from vitkit.inspection.asking import Undefined, check_head
+from vitkit.inspection.asking import Undefined, attending, check_head
 from vitkit.inspection.attention import (
     attention_distance,
     attention_maps,
@@ -269,7 +269,7 @@ def _measure(
 ) -> list[ShownImage]:
     """Average attention distances, a few images at a time, and return the images to draw."""
     config, preprocessing = predictor.model.config, predictor.preprocessing
-    has_attention = isinstance(config, TransformerConfig)
+    has_attention = found.attempt("distance", lambda: attending(predictor, "attention distance")) is not None
     kept: list[ShownImage] = []
     bad: dict[int, Unreadable] = {}
     sums, count = np.zeros(()), 0
@@ -296,9 +296,9 @@ def _measure(
             sums, count = sums + len(tensors) * values, count + len(tensors)
         advance(len(chunk))
     skipped.add(bad)
-    if not isinstance(config, TransformerConfig):
-        found.attempt("distance", lambda: attention_distance(predictor, torch.empty(0)))
+    if not has_attention:
         return kept
+    assert isinstance(config, TransformerConfig)
     if not np.isfinite(sums).all():
         raise InputError(f"{predictor.name} gives attention that is not finite: its weights are broken")
     found.distances = Distances(sums / count, uniform_distance(config.grid, config.stride), count)
