@@ -23,7 +23,8 @@ What happens on `--force`:
 
 What may change when a training run resumes: the settings in `FREE` and the device; with a warning, the numbers of processes
 and threads, files of the training data, and the evaluation data; with `--accept data`, how many images the training data
-has. An error: other settings, or training data with other classes (`check_data`). Packing refuses any other content.
+has. An error: other settings, or training data with other classes (`check_data`). Packing refuses any other content. Labels
+count as files; versions of PyTorch and vitkit are recorded, not compared.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def build_schedule(
 
     With a warm-up, step 0 has `warmup_from` (by default 0, so the first update changes nothing). Step `warmup` is the
     first at `base` or, with `warmup_inside`, at the decay's value there. From step `total` on, the rate stays at its final
-    value. Layer decay scales the rate for each group of parameters (`optimizers`).
+    value. Layer decay scales the rate for each group of parameters (`optimizers`). Lines of metrics count steps from 1.
     """
 
     def steps(name: str, duration: Duration) -> int:

@@ -1,6 +1,7 @@
 """The tables of weight formats.
 
-A new format needs a file with the functions of `Layout`, its name in `vitkit.weights.Format`, and a row in each table.
+A new format needs a file with the functions of `Layout`, its name in `vitkit.weights.Format`, a row in `FORMATS` and a
+place in `LAYOUTS`; a format that is a folder also needs its branch in `convert.save`. CONTRIBUTING.md lists its tests too.
 """
 
 from __future__ import annotations
