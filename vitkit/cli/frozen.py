@@ -132,7 +132,14 @@ def probe(
 def knn(
     model: Model,
     data: TrainData,
-    k: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of neighbours that vote.")] = "20",
+    k: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Numbers of neighbours that vote.",
+            show_default="20, or all training images if there are fewer",
+        ),
+    ] = None,
     temperature: Annotated[
         str, typer.Option(metavar="T,T,...", help="Lower values give the nearest neighbours more weight.")
     ] = "0.07",
@@ -149,7 +156,8 @@ def knn(
     The network is frozen and nothing is learned: the images of train whose features are nearest vote for their
     classes. Features are cached.
     """
-    numbers, temperatures = parse_integers("--k", k), parse_floats("--temperature", temperature)
+    numbers = None if k is None else parse_integers("--k", k)
+    temperatures = parse_floats("--temperature", temperature)
     size = parse_size(image_size)
     from vitkit.evaluation.knn import knn as run_knn
 
