@@ -381,7 +381,10 @@ def unlearned(source: Source, measured: Source, test: str) -> list[str]:
     ]
     if not missing:
         return []
-    return [f"{listed(missing)} in {test} have no image to train on, and will be predicted as other classes"]
+    learned_from = source.data_name
+    return [
+        f"{learned_from} has no image of {listed(missing)}: those in {test} will be predicted as other classes"
+    ]
 
 
 def unmeasured(measured: Source, test: str) -> list[str]:
@@ -390,7 +393,10 @@ def unmeasured(measured: Source, test: str) -> list[str]:
         return []
     count = np.bincount(measured.labels, minlength=measured.num_classes)
     missing = [name for name, images in zip(measured.class_names, count, strict=True) if not images]
-    return [f"{test} has no image of {listed(missing)}, so the result doesn't cover it"] if missing else []
+    if not missing:
+        return []
+    which = "this class" if len(missing) == 1 else "these classes"
+    return [f"{test} has no image of {listed(missing)}, so the result doesn't cover {which}"]
 
 
 def cut_train(source: Source, percent: int) -> TrainDev:
