@@ -40,8 +40,8 @@ TRIAL_SECONDS, MOST_TRIALS = 3.0, 20
 "Steps are timed until these seconds are over, one at least and so many at most."
 IMAGES = 64
 "Images whose forward pass is timed."
-HEAD_ROWS, HEAD_TRIALS = 8192, 10
-"Features that fitting a head is timed on, and iterations."
+HEAD_ROWS, HEAD_STEPS, HEAD_TRIALS = 2048, 5, 7
+"Features that fitting a head is timed on, its iterations, and how often: on a busy machine single times are far apart."
 HEAD_ITERATIONS = 10.0
 "Iterations of a fit, times the cube root of the number of classes: measured are 14 for 4 classes, 44 for 100."
 STARTING = 1.0
@@ -227,11 +227,13 @@ def seconds_to_fit(train: Source, model: Model) -> float:
     count, num_classes = min(HEAD_ROWS, len(train)), model.config.num_classes
     width = sum(p.numel() for name, p in model.named_parameters() if name.startswith(HEAD)) // num_classes
     x = np.random.default_rng(0).standard_normal((count, width), np.float32)
-    trial = Probe(GRID[len(GRID) // 2], iterations=HEAD_TRIALS)
-    for _ in range(2):  # the first one imports what it needs
+    trial = Probe(GRID[len(GRID) // 2], iterations=HEAD_STEPS)
+    times = []
+    for _ in range(HEAD_TRIALS):
         began = time.perf_counter()
         trial.fit(x, np.arange(count) % num_classes)
-    iteration = (time.perf_counter() - began) / trial.n_iter_ * len(train) / count
+        times.append((time.perf_counter() - began) / trial.n_iter_)
+    iteration = float(np.median(times)) * len(train) / count
     fits = len(cut_dev(train.labels, DEV, 0)) * len(GRID) + 1
     return fits * HEAD_ITERATIONS * num_classes ** (1 / 3) * iteration
 
