@@ -46,7 +46,7 @@ def finetune(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Fine-tune a model on your data: vit finetune Ti/16@augreg_in21k ./photos
+    """Fine-tune a model on your data: vit finetune Ti/16@pretrained ./photos
 
     DATA is a folder of class folders, or any other DATA. Run the same command again to resume.
 

@@ -51,7 +51,7 @@ def fewshot(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Measure features with a few images per class: vit fewshot Ti/16@weights.safetensors cifar10
+    """Measure features with a few images per class: vit fewshot Ti/16@pretrained cifar10
 
     The network is frozen; ridge regression in closed form learns from 1, 5, 10 and 25 images of each class and is
     measured on the test split. Features are cached.
@@ -102,7 +102,7 @@ def probe(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Measure features with a linear classifier: vit probe Ti/16@weights.safetensors cifar10
+    """Measure features with a linear classifier: vit probe Ti/16@pretrained cifar10
 
     The network is frozen; multinomial logistic regression learns from all images of train and is measured on the test
     split. Features are cached.
@@ -151,7 +151,7 @@ def knn(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Measure features by nearest neighbours: vit knn Ti/16@weights.safetensors cifar10 --k 10,20
+    """Measure features by nearest neighbours: vit knn Ti/16@pretrained cifar10 --k 10,20
 
     The network is frozen and nothing is learned: the images of train whose features are nearest vote for their
     classes. Features are cached.
