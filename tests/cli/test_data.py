@@ -189,7 +189,7 @@ def test_odd_things_in_a_folder_are_told_and_stop_nothing(vit: Vit, photos: Path
         "./photos/train: skipped 1 file, not images: 1 .db",
         "./photos/train: skipped 1 class folder without images: cow",
         "warning: './photos/train/cat/old' is inside the class 'cat' and became a class of its own ('cat/old'); "
-        "move its images up if that is not meant",
+        "move its images up if that was not intended",
         "./photos: 3 classes, sorted by name: [b]dog, cat, cat/old",
     ]
 

@@ -137,7 +137,7 @@ def test_a_class_of_one_image_and_an_empty_one_stop_nothing(tmp_path: Path) -> N
         found = verb("mu/16", data, device="cpu", image_size=32, **options)
         assert (found.num_classes, found.num_train, found.num_test) == (3, 10, 2)
         assert f"{data}: skipped 1 class folder without images: empty" in found.notes
-        assert f"{data}: too few images to measure 1 class, only trained on: rare" in found.notes
+        assert f"{data}: too few images to measure 1 class, used for training only: rare" in found.notes
     found = fewshot("mu/16", data, shots=[1, 5], device="cpu", image_size=32)
     assert [row.shots for row in found.results] == [1, 5]
     assert "2 classes have fewer than 5 images; all of them are used: a (4), rare (1)" in found.notes

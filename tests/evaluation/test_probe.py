@@ -167,7 +167,7 @@ def test_it_is_a_scikit_learn_classifier() -> None:
     [
         (dict(l2=0.0), slice(None), "l2 must be above 0, not 0"),
         (dict(grid=()), slice(None), "grid is empty"),
-        (dict(), slice(4), "no class has two images, so that the dev split is empty"),
+        (dict(), slice(4), "no class has two images, so the dev split is empty"),
         (dict(dev=1.0), slice(None), "dev must be above 0 and below 1, not 1"),
     ],
 )

@@ -473,7 +473,7 @@ def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
         ),
         (
             {"images": None, "target": "kind 1"},
-            "the target 'kind 1' is asked for in photos: give some, or leave it out",
+            "the target 'kind 1' needs photos: give some, or leave it out",
         ),
     ],
 )

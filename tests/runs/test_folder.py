@@ -385,7 +385,7 @@ def test_broken_runs_are_listed_too(tmp_path: Path, change: Any) -> None:
 
 def test_a_place_without_runs(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == []
-    with pytest.raises(InputError, match="rusn is no folder; expected one that holds runs, such as runs"):
+    with pytest.raises(InputError, match="rusn is not a folder; expected one that holds runs, such as runs"):
         list_runs(tmp_path / "rusn")
 
 

@@ -214,8 +214,8 @@ def folder_of_photos(root: Path, **classes: int) -> str:
         (["model={name: Ti/16}"], "model is a section: change its settings one by one"),
         (["protocol=paper", "select=best"], "select=best has no images to choose by except those of"),
         (["protocol=paper", "duration=4", "schedule.warmup=5"], "warmup and cooldown take 5 and 0 steps"),
-        (["image_size=9"], "image_size 9 is no multiple of the model's patch; 8 is"),
-        (["image_size=8x15"], "image_size 8x15 is no multiple of the model's patch; 8x16 is"),
+        (["image_size=9"], "image_size 9 is not a multiple of the model's patch; 8 is"),
+        (["image_size=8x15"], "image_size 8x15 is not a multiple of the model's patch; 8x16 is"),
         (["image_size=8x0"], "image_size must be at least 1, not 0"),
         (["image_size=8x"], "image_size in the changes is '8x'; expected a whole number or HEIGHTxWIDTH"),
         (["batch_size=0"], "batch_size must be at least 1, not 0"),
@@ -300,7 +300,7 @@ def test_too_few_images_for_a_head_are_told_before_anything_is_computed(model: s
     with pytest.raises(InputError) as raised:
         make_plan(model, photos, ["protocol=quick"], "cpu")
     assert str(raised.value) == (
-        f"no class of {photos}:train has two images, which fitting a head takes: add images, or set head_first=false"
+        f"no class of {photos}:train has two images, which fitting a head needs: add images, or set head_first=false"
     )
     assert not make_plan(model, photos, ["protocol=quick", "head_first=false"], "cpu").head_first
 

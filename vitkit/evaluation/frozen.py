@@ -167,7 +167,7 @@ def open_pair(data: Data, evaluate: Data | None) -> Pair:
             "learn from data with all classes"
         )
     if len(np.unique(train.labels)) < 2:
-        raise InputError(f"{names[0]} has images of one class alone; expected two or more")
+        raise InputError(f"{names[0]} only has images of one class; expected two or more")
     return Pair(train, test, began)
 
 

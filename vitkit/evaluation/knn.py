@@ -214,6 +214,6 @@ class KNNEvaluator(FrozenEvaluator):
 def _check(ks: Sequence[int], temperatures: Sequence[float], count: int) -> None:
     for name, values in (("k", ks), ("temperature", temperatures)):
         if not len(values):
-            raise InputError(f"{name} is none; expected one number or more")
+            raise InputError(f"no {name} given; expected one or more numbers")
     Bounds(at_least=1, at_most=count).check(f"k (neighbours among {count:,} images)", list(ks))
     Bounds(above=0).check("temperature", list(temperatures))

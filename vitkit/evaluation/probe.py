@@ -240,7 +240,7 @@ def cut_dev(
     counts = np.bincount(labels)
     sizes = np.minimum(counts - 1, np.maximum(1, np.floor(share * counts + 0.5))).astype(np.int64)
     if not (sizes > 0).any():
-        raise InputError(f"no class has two images, so that the dev split is empty: {advice}")
+        raise InputError(f"no class has two images, so the dev split is empty: {advice}")
     order = np.lexsort((np.random.default_rng(seed).permutation(len(labels)), labels))
     places = np.empty(len(labels), np.int64)  # of an image among those of its class, in the order of a draw
     places[order] = np.arange(len(labels)) - (np.cumsum(counts) - counts)[labels[order]]

@@ -267,7 +267,9 @@ def run_finetuning(
     The caller says which images were skipped: what it asks for may be several such requests.
     """
     Bounds(at_least=1).check("seeds", request.seeds)
-    check_alone("finetune runs in one process; several share the work by seeds or data sets, one --run each")
+    check_alone(
+        "finetune runs in one process; to share the work, start one process per seed or data set, each with its own --run"
+    )
     listener, began = listener or Silent(), time.perf_counter()
     reads = [*paths_in(request.model), *data_paths(request)]
     try:
@@ -308,7 +310,7 @@ def keeping_what_was_trained(path: Path) -> Iterator[None]:
     except InputError as error:
         if not any(path.glob("*/**/checkpoints/*")):
             raise
-        advice = "what was trained is kept: put that right, and the same command resumes"
+        advice = "what was trained is kept: fix this, then run the same command to resume"
         raise InputError(f"{error}; {advice}") from error
 
 

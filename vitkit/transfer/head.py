@@ -79,7 +79,7 @@ def fit_head(
     listener.note(Note(f"features of {len(train.labels):,} images; fitting the head", "progress"))
     probe = Probe().fit(train.x, train.labels)
     if not probe.converged_:
-        text = f"the head did not converge in {probe.n_iter_:,} iterations; it is a start nonetheless"
+        text = f"the head did not converge in {probe.n_iter_:,} iterations; training starts from it anyway"
         listener.note(Note(text, "warning"))
     accuracy, unreadable = None, [*train.bad.values()]
     if dev is not None:
