@@ -102,14 +102,14 @@ def folders(tmp_path: Path) -> Path:
         ("digits", "digits:training", "digits:train holds 1,157 of the images that would be measured"),
         ("digits:all", "digits:test", "digits:all holds 382 of the images that would be measured"),
         ("digits:all", None, "digits:all holds 382 of the images that would be measured (digits:test)"),
-        ("digits:train[:3]", None, "no image of 7 classes that digits:test measures, such as '3'"),
+        ("digits:train[:3]", None, "no image of 3, 4, 5, 6, 7 and 2 more, but digits:test does"),
         ("{}/train:all", "{}/more:all", "has class 'd', which is none of the 3 expected"),
         (
             "{}/several.csv:train",
             "{}/several.csv:test",
             "is multi-label; frozen features are measured with one label per image",
         ),
-        ("digits:train[:1]", "digits:train[10:11]", "images of one class alone"),
+        ("digits:train[:1]", "digits:train[10:11]", "only has images of one class"),
         ("digits", "digts", "unknown data source 'digts'; did you mean 'digits'"),
     ],
 )

@@ -202,7 +202,7 @@ def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
     [
         ("a: [", "line 1: expected the node content.*; restore it, or remove"),
         ("- a", "holds no settings"),
-        (None, "is no run folder: it has no config.yaml"),
+        (None, "is not a run folder: it has no config.yaml"),
     ],
 )
 def test_settings_that_can_not_be_read(tmp_path: Path, text: str | None, message: str) -> None:

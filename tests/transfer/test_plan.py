@@ -212,7 +212,7 @@ def folder_of_photos(root: Path, **classes: int) -> str:
         (["data.evaluate=digits:all"], "1,157 images of digits:all would be both trained"),
         (["data=foo"], "data is a section: change its settings one by one, as in data.workers=4"),
         (["model={name: Ti/16}"], "model is a section: change its settings one by one"),
-        (["protocol=paper", "select=best"], "select=best has no images to choose by except those of"),
+        (["protocol=paper", "select=best"], "select=best has only the images of"),
         (["protocol=paper", "duration=4", "schedule.warmup=5"], "warmup and cooldown take 5 and 0 steps"),
         (["image_size=9"], "image_size 9 is not a multiple of the model's patch; 8 is"),
         (["image_size=8x15"], "image_size 8x15 is not a multiple of the model's patch; 8x16 is"),
@@ -339,7 +339,7 @@ def test_data_without_a_split_to_report_on_says_what_to_name(model: str, tmp_pat
 def test_one_class_is_refused(model: str, tmp_path: Path) -> None:
     folder_of_photos(tmp_path / "train", cat=3)
     folder_of_photos(tmp_path / "test", cat=3)
-    with pytest.raises(InputError, match="images of one class alone"):
+    with pytest.raises(InputError, match="only has images of one class"):
         make_plan(model, str(tmp_path), ["protocol=quick"], "cpu")
 
 

@@ -371,7 +371,7 @@ def test_bad_input_is_one_line(tmp_path: Path, vit: Vit) -> None:
     assert f"{find_root(None)} holds no data set of the suite" in answer.err and "name a folder" in answer.err
     write_photos(tmp_path / "data" / "pets")
     answer = vit("finetune", "./model", "./data", "image_size=9", "--suite", "paper", "--device", "cpu")
-    assert answer.status == 2 and "image_size 9 is no multiple" in answer.err
+    assert answer.status == 2 and "image_size 9 is not a multiple" in answer.err
     with pytest.raises(InputError, match="^unknown suite 'imagenet'; expected paper$"):
         run_suite("./model", "imagenet", "./data", device="cpu")
 
