@@ -179,7 +179,7 @@ def inspect_model(
     for name in contents:
         if (folder / name).exists() and folder / name not in earlier:
             raise InputError(
-                f"{folder / name} is not part of an inspection and won't be deleted: choose another --out"
+                f"{folder / name} is not part of an inspection and won't be overwritten: choose another --out"
             )
     for path in earlier:
         path.unlink(missing_ok=True)
