@@ -226,3 +226,14 @@ def test_bad_questions_cost_nothing(
     with pytest.raises(InputError) as error:
         probe("mu/16", data, **options)
     assert message in str(error.value)
+
+
+def test_small_fits_use_one_thread_and_give_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, used = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    x, y = np.random.default_rng(0).standard_normal((40, 8)), np.arange(40) % 4
+    Probe(1e-2).fit(x, y)
+    assert used == [1, before]
+    monkeypatch.setattr("vitkit.evaluation.probe.ALONE", 0)
+    Probe(1e-2).fit(x, y)
+    assert used[2:] == [before, before]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,8 @@ DEV = 0.1
 HELD_OUT = 200
 "Images that are held out in all, in several turns if one has fewer: a choice by few is mostly chance."
 KEPT_BYTES = 2**30
+ALONE = 2**22
+"Multiplications of a product below which one thread computes it."
 
 
 class Probe(ClassifierMixin, BaseEstimator):
@@ -181,7 +184,7 @@ class Probe(ClassifierMixin, BaseEstimator):
             history_size=20,
             line_search_fn="strong_wolfe",
         )
-        with torch.no_grad():
+        with torch.no_grad(), _threads_for(len(data) * weights.numel()):
             optimizer.step(closure)
             closure()
         steps = int(optimizer.state[weights]["n_iter"])
@@ -218,6 +221,20 @@ class _Blocks:
         for places, block in row_blocks(self.x, self.size, self.rows):
             z = torch.from_numpy((block - self.mean) / self.scale).to(dtype=self.dtype)
             yield z.to(self.device), self.labels[places].to(self.device)
+
+
+@contextmanager
+def _threads_for(work: int) -> Iterator[None]:
+    """Use one thread for products that are too small to share.
+
+    On a busy machine, threads that wait for each other make a small product fifty times slower.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if work < ALONE else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _logits(z: Tensor, weights: Tensor) -> Tensor:
