@@ -312,7 +312,7 @@ def test_paths_name_runs_and_reports(desk: Path) -> None:
 
 def test_vtab_takes_paths(desk: Path) -> None:
     assert refused(lambda: vitkit.vtab(Path("model"), Path("nothing"), run=Path("tasks"))).startswith(
-        "./nothing is no folder; expected shapes, or the folder of VTAB's tasks"
+        "./nothing is not a folder; expected shapes, or the folder of VTAB's tasks"
     )
     result = vitkit.vtab(
         Path("model"), "shapes", protocol="fewshot", tasks=["count"], run=Path("tasks"), device="cpu", progress=False

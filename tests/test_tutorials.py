@@ -27,6 +27,7 @@ INSTEAD = {
     "compile=graphs evaluate_every=10%": "compile=graphs evaluate_every=10% --explain",
     "protocol=paper image_size=224 data.cache=device compile=true": "protocol=paper image_size=32 duration=2",
     "Ti/16@": "mu/16@",  # any weights will do
+    "@pretrained": "@weights.safetensors",
     "[11]": "[0]",  # mu/16 has one layer
 }
 

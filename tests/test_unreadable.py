@@ -326,6 +326,12 @@ def test_a_fine_tuning_resumes_after_a_file_is_removed() -> None:
     )
     result = finetune("model", "./photos", QUICK, accept=("data",), **options)
     assert result.status == "done" and result.train_images == 70
+    learned = open_data("./photos:train[:90%,seed=0]")
+    readable = sum(learned.where(place) not in BAD for place in range(len(learned)))
+    assert readable < len(learned)
+    for card in (result.model, "runs/run/seed-0/head"):
+        text = f"./photos:train[:90%,seed=0]`, {readable} images, starting from `model`"
+        assert text in Path(card, "README.md").read_text()
     assert {entry.image for entry in result.unreadable} >= {*BAD[1:]}
     steps = [line["step"] for line in read_metrics("runs/run/seed-0/run") if "loss" in line]
     assert steps == sorted({*steps}) and steps[-1] == 6

@@ -56,6 +56,15 @@ def test_tables(vit: Vit, photos: Path) -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["photos"]
 
 
+def test_verbose_names_every_class_and_every_copy(vit: Vit, photos: Path) -> None:
+    for number in range(1, 8):
+        shutil.copy(next(Path("photos/train/cat").iterdir()), f"photos/train/cat/copy{number}.png")
+    short, full = vit("data", "./photos").out, vit("data", "./photos", "-v").out
+    assert " and 3 more" in short and "more" not in full
+    assert all(f"copy{number}.png" in full for number in range(1, 8))
+    assert ["cat", "13", "3"] in lines(full) and ["cat", "13", "3"] not in lines(short)
+
+
 def test_copies_are_told(vit: Vit, photos: Path) -> None:
     for number in range(1, 8):
         shutil.copy(
@@ -70,9 +79,9 @@ def test_copies_are_told(vit: Vit, photos: Path) -> None:
     assert "images of train that repeat another of it: 1" in said
     assert "pictures that are in several classes: 1" in said
     assert "  ./photos/train/cat/1.png = ./photos/train/cat/twice.png = ./photos/test/cat/c1.png" in said
-    assert said[-1] == "  and 2 more; --json names all"
+    assert said[-1] == "  and 2 more; --verbose names all"
     shutil.copy(photos / "test/cat/9.png", photos / "test/cat/last.png")  # no leak, and still told of
-    assert vit("data", "./photos").out.splitlines()[-1] == "  and 3 more; --json names all"
+    assert vit("data", "./photos").out.splitlines()[-1] == "  and 3 more; --verbose names all"
 
 
 def test_of_many_copies_some_are_named(vit: Vit, photos: Path) -> None:
@@ -180,7 +189,7 @@ def test_odd_things_in_a_folder_are_told_and_stop_nothing(vit: Vit, photos: Path
         "./photos/train: skipped 1 file, not images: 1 .db",
         "./photos/train: skipped 1 class folder without images: cow",
         "warning: './photos/train/cat/old' is inside the class 'cat' and became a class of its own ('cat/old'); "
-        "move its images up if that is not meant",
+        "move its images up if that was not intended",
         "./photos: 3 classes, sorted by name: [b]dog, cat, cat/old",
     ]
 

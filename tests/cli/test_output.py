@@ -94,6 +94,19 @@ def test_a_terminal_of_any_width_shows_all_of_a_table(
         assert width < 40 or any(cell in line.split() or f"{cell};" in line for line in lines), cell
 
 
+def test_a_pipe_has_the_width_of_the_variable_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caption = "What the columns mean, in a sentence or two of words. " * 3
+    for columns in ("", "wide"):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_table("title", COLUMNS, ROWS, caption, COLUMNS[2:])
+        assert max(map(len, capsys.readouterr().out.splitlines())) > 90
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table("title", COLUMNS, ROWS, caption, COLUMNS[2:])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_a_table_that_fits_is_as_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,7 +123,7 @@ def test_a_bad_image_is_skipped_or_stops_it(vit: Vit, photos: Path) -> None:
         (["./photos", "packed", "--to", "zip"], "--to"),
         (["./photos", "packed", "--bad-images", "keep"], "--bad-images"),
         (["./photos", "packed", "--size", "0"], "size must be at least 1 and at most 65536, not 0"),
-        (["./photos", "photos/packed"], "lies in the other: pack into another folder"),
+        (["./photos", "photos/packed"], "is inside the other: pack into another folder"),
     ],
 )
 def test_bad_input(vit: Vit, arguments: list[str], message: str) -> None:

@@ -107,7 +107,7 @@ def test_no_runs_yet(vit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_folder_that_is_not_there(vit) -> None:
     answer = vit("runs", "rusn", "--json")
-    assert answer == (2, "", "error: rusn is no folder; expected one that holds runs, such as runs\n")
+    assert answer == (2, "", "error: rusn is not a folder; expected one that holds runs, such as runs\n")
 
 
 @pytest.mark.slow

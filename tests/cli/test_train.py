@@ -142,7 +142,7 @@ def test_what_comes_after_a_run_without_labels_works(vit: Vit, pool: str, added:
     answer = vit("train", "tiny.yaml", *changes, "data.pipeline=flip", "--run", "start", "--device", "cpu")
     assert answer.status == 0
     command = ["finetune", "runs/start", "DATA", *added]
-    assert answer.err.endswith(f"is a start: vit {' '.join(command)}\n")
+    assert answer.err.endswith(f"to train one: vit {' '.join(command)}\n")
     named = [word.replace("DATA", "digits:train[:40]") for word in command]
     given = ("duration=2", "protocol=paper", "batch_size=8", "data.evaluate=digits:test[:20]")
     assert vit(*named, *given, "--device", "cpu").status == 0

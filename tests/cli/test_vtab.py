@@ -78,7 +78,7 @@ def test_bad_input_is_exit_2(vit: Vit) -> None:
     answer = vit("vtab", "Ti/16", "nowhere")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith(
-        "error: nowhere is no folder; expected shapes, or the folder of VTAB's tasks"
+        "error: nowhere is not a folder; expected shapes, or the folder of VTAB's tasks"
     )
 
 

@@ -408,7 +408,7 @@ def test_a_loader_is_gone_through_by_steps() -> None:
         "loader.steps(0, loader.steps_per_epoch), here 5 steps"
     )
     for wrong in (lambda: one[-1], lambda: list(one.steps(-2, 1)), lambda: list(one.steps(3, 1))):
-        with pytest.raises(InputError, match="steps count from 0 on"):
+        with pytest.raises(InputError, match="steps count up from 0"):
             wrong()
     assert list(one.steps(3, 3)) == []
 
@@ -482,7 +482,7 @@ def test_evaluation_refuses_what_is_random(step: str) -> None:
         EvaluationLoader(Pixels(), step, batch_size=4)
     name = step.partition("(")[0]
     assert str(error.value).startswith(
-        f"evaluation takes resize, resize_small, central_crop alone, and {name} isn't among them"
+        f"evaluation only takes the steps resize, resize_small, central_crop, not {name}; the pipeline is"
     )
 
 

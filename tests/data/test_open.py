@@ -57,7 +57,7 @@ def test_built_in_data_needs_no_files() -> None:
         ("shapes[download=true]", "download= is an item of torchvision's data sets only"),
         (
             "digits[seed=3]",
-            "data spec 'digits[seed=3]': seed= chooses shots or shuffles a slice, and there is neither",
+            "data spec 'digits[seed=3]': seed= needs shots or a slice",
         ),
         ("digits:tset", "digits has no split 'tset'; did you mean 'test'"),
         ("shapes:train[:200000]", "'shapes:train[:200000]' asks for image 200,000; shapes:train has 50,000"),

@@ -326,12 +326,12 @@ def test_only_folders_of_its_own_are_written_to(photos: Path, tmp_path: Path) ->
 
 def test_the_source_is_never_written_to(photos: Path, tmp_path: Path) -> None:
     for target in (photos, photos / "packed", tmp_path):
-        assert "lies in the other: pack into another folder" in error(str(photos), target, force=True)
+        assert "is inside the other: pack into another folder" in error(str(photos), target, force=True)
     packed = tmp_path / "packed"
     pack(str(photos), packed, size=16)
     before = contents(packed)
     for spec in (str(packed), f"{packed}/train-*.tar"):
-        assert "lies in the other" in error(spec, packed, size=8, force=True)
+        assert "is inside the other" in error(spec, packed, size=8, force=True)
     assert contents(packed) == before
 
 
@@ -398,7 +398,7 @@ def test_classes_named_by_numbers_keep_their_labels(tmp_path: Path, to: Any) -> 
     before, after = (open_data(f"{tmp_path}/{name}", default="train") for name in ("photos", "packed"))
     assert after.class_names == before.class_names == names
     assert after.labels.tolist() == before.labels.tolist()
-    assert (result.notes[-1].startswith("classes are named by numbers that are not their places")) == (
+    assert (result.notes[-1].startswith("class names are numbers that differ from the class numbers")) == (
         to == "tar"
     )
 
@@ -575,7 +575,7 @@ def test_what_is_not_packed_to_the_end_says_so(photos: Path, tmp_path: Path) -> 
 
     with pytest.raises(KeyboardInterrupt):
         pack(str(photos), target, images_per_shard=2, progress=stop)
-    note = f"{target}: not packed to the end, images are missing; the same `vit pack` resumes"
+    note = f"{target}: packing was not finished, images are missing; the same `vit pack` resumes"
     assert note in open_data(f"{target}:train", default="train").notes
     pack(str(photos), target, images_per_shard=2)
     assert note not in open_data(f"{target}:train", default="train").notes

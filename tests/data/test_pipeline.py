@@ -46,8 +46,8 @@ def test_sizes() -> None:
         ("flip(0.5,1)", "flip takes at most 1 arguments: probability"),
         ("flip(chance=1)", "flip has no argument 'chance'"),
         ("flip(0.5,probability=0.5)", "flip is given probability twice"),
-        ("flip||flip", "pipeline 'flip||flip': '' is no step; expected name or name(arguments)"),
-        ("|flip", "pipeline '|flip': '' is no step"),
+        ("flip||flip", "pipeline 'flip||flip': '' is not a step; expected name or name(arguments)"),
+        ("|flip", "pipeline '|flip': '' is not a step"),
         (
             "resize((64,32))",
             "resize: size is '(64,32)'; expected a whole number or HEIGHTxWIDTH such as 224x160",
@@ -62,7 +62,7 @@ def test_sizes() -> None:
             "inception_crop: area_min is 224.0; expected 0 or more, 1 at most; two sides are "
             "inception_crop(224x224)",
         ),
-        ("resize(224", "pipeline 'resize(224': 'resize(224' is no step; expected name or name(arguments)"),
+        ("resize(224", "pipeline 'resize(224': 'resize(224' is not a step; expected name or name(arguments)"),
     ],
 )
 def test_errors_say_what_is_wrong(text: str, message: str) -> None:

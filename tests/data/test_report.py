@@ -171,7 +171,7 @@ def test_a_split_that_is_asked_for_is_compared_with_the_others(photos: Path) -> 
 def test_slices_and_shots_are_of_each_split(photos: Path) -> None:
     assert [part.images for part in describe_data(f"{photos}[:50%]").splits] == [4, 1]
     assert [part.images for part in describe_data(f"{photos}[1shot,seed=3]").splits] == [2, 2]
-    with pytest.raises(InputError, match="seed= chooses shots or shuffles a slice, and there is neither"):
+    with pytest.raises(InputError, match="seed= needs shots or a slice"):
         describe_data(f"{photos}[seed=3]")
 
 
@@ -196,7 +196,7 @@ def test_images_limits_what_is_read_and_says_so(photos: Path) -> None:
     assert (train.images, train.read, test.read) == (8, 3, 2)
     assert train.classes == {"cat": 6, "dog": 2}
     assert report.notes[-1] == (
-        f"{photos}: read 3 of the 8 images of train, evenly spread: what can't be read and copies are of these alone"
+        f"{photos}: read 3 of the 8 images of train, evenly spaced: only these are checked for unreadable images and copies"
     )
     assert told == [(number, 5) for number in range(1, 6)]
     assert report == describe_data(str(photos), images=3)

@@ -55,8 +55,8 @@ def test_specs_mean_what_the_grammar_says(text: str, expected: DataSpec) -> None
             "digits[download=yes]",
             "data spec 'digits[download=yes]': download= takes true or false, not 'yes'",
         ),
-        ("digits[:120%]", "data spec 'digits[:120%]': 120% is more than all"),
-        ("digits[0shot]", "data spec 'digits[0shot]': 0shot keeps no image"),
+        ("digits[:120%]", "data spec 'digits[:120%]': 120% is more than 100%"),
+        ("digits[0shot]", "data spec 'digits[0shot]': 0shot selects no image"),
         ("digits[seed=1,seed=2]", "data spec 'digits[seed=1,seed=2]' says seed twice"),
         (
             "digits[sed=1]",
@@ -69,8 +69,8 @@ def test_specs_mean_what_the_grammar_says(text: str, expected: DataSpec) -> None
             "data spec 'digits[5shots]': unknown item '5shots'; did you mean '5shot'? expected a slice "
             "(:98%, 100:200), 5shot, upto5, or seed=, label=, size=, root=, download=",
         ),
-        ("digits[5shot,upto5]", "data spec 'digits[5shot,upto5]' says twice how many shots"),
-        ("digits[upto0]", "data spec 'digits[upto0]': upto0 keeps no image"),
+        ("digits[5shot,upto5]", "data spec 'digits[5shot,upto5]' gives the number of shots twice"),
+        ("digits[upto0]", "data spec 'digits[upto0]': upto0 selects no image"),
         (
             "digits[up to 20]",
             "data spec 'digits[up to 20]': unknown item 'up to 20'; did you mean 'upto20'? expected a slice "
@@ -78,7 +78,7 @@ def test_specs_mean_what_the_grammar_says(text: str, expected: DataSpec) -> None
         ),
         (
             "digits[-10:]",
-            "data spec 'digits[-10:]': '-10:' counts from the end; slices don't, write such as 90%:",
+            "data spec 'digits[-10:]': '-10:' counts from the end, which slices can't do; write 90%:, for example",
         ),
         (
             "./flat:train[:5",

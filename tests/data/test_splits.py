@@ -84,7 +84,7 @@ def test_files_are_chosen_by_split() -> None:
     chosen = choose_files(files, None, "measure", "a")
     assert (chosen.split, chosen.files, chosen.is_made) == ("test", ["a/test.tar"], False)
     assert chosen.naming == ["a/train-0.tar", "a/train-1.tar"]
-    assert chosen.notes[1] == "a: skipped a/other.tar, whose names have no split"
+    assert chosen.notes[1] == "a: skipped a/other.tar, whose names say no split"
     assert choose_files(files, "all", "train", "a").files == ["a/train-0.tar", "a/train-1.tar", "a/test.tar"]
     without = choose_files(["b/0.tar", "b/1.tar"], None, "train", "b")
     assert (without.split, without.files, without.is_made) == ("train", ["b/0.tar", "b/1.tar"], True)

@@ -110,7 +110,7 @@ def test_a_class_that_the_head_lacks() -> None:
 
 def test_a_head_without_names() -> None:
     assert message(match, source("cat", "dog"), HeadClasses("x.npz", default_names(2)), None, "head") == (
-        "set has class 'cat', and the 2 classes of x.npz have no names: --names FILE gives them, one a line"
+        "set has class 'cat', and the 2 classes of x.npz have no names: --names FILE gives them, one per line"
     )
 
 
@@ -158,8 +158,8 @@ def test_mapping_files(tmp_path: Path) -> None:
         ("m.json", '{"a": [true]}', "{} maps 'a' to true; expected names, WordNet ids or places in the head"),
         ("m.json", '{"a": 1.5}', "{} maps 'a' to 1.5; expected names, WordNet ids or places in the head"),
         ("m.json", '{"a": 1, "a": 2}', "{} maps 'a' twice"),
-        ("m.json", "[1]", 'the mapping {} is no JSON object such as {{"chair": ["folding chair", 765]}}'),
-        ("m.json", "{", "the mapping {} is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 "
+        ("m.json", "[1]", 'the mapping {} is not a JSON object such as {{"chair": ["folding chair", 765]}}'),
+        ("m.json", "{", "the mapping {} is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 "
          "(char 1)"),
         ("m.csv", "a,b\n1,2\n", "the mapping {} has columns a,b; expected class,head"),
         ("m.csv", "class,head\na,cat,dog\n", "{}, line 2, has 3 fields, its header 2: a field with a comma needs quotes"),
@@ -184,7 +184,7 @@ def test_a_mapping_of_one_to_one_reports_the_heads_classes() -> None:
     assert found.class_names == PETS.class_names
     assert found.notes == (
         "skipped 2 images of 2 classes that the mapping doesn't list: 2, 3",
-        "the mapping has 1 class that set hasn't: 9",
+        "the mapping has 1 class that set doesn't have: 9",
         "no image of 2 of the 4 classes of tiny: these can still be predicted, unless you add --classes data",
     )
 
@@ -210,5 +210,5 @@ def test_a_mapping_to_several_reports_the_datas_classes() -> None:
 
 def test_a_mapping_for_other_data() -> None:
     assert message(match, source("a", "b"), PETS, {"c": (1,)}, "head") == (
-        "the mapping says nothing of set, whose classes are a, b"
+        "the mapping lists no class of set, whose classes are a, b"
     )

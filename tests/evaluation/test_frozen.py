@@ -102,14 +102,14 @@ def folders(tmp_path: Path) -> Path:
         ("digits", "digits:training", "digits:train holds 1,157 of the images that would be measured"),
         ("digits:all", "digits:test", "digits:all holds 382 of the images that would be measured"),
         ("digits:all", None, "digits:all holds 382 of the images that would be measured (digits:test)"),
-        ("digits:train[:3]", None, "no image of 7 classes that digits:test measures, such as '3'"),
+        ("digits:train[:3]", None, "no image of 3, 4, 5, 6, 7 and 2 more, but digits:test does"),
         ("{}/train:all", "{}/more:all", "has class 'd', which is none of the 3 expected"),
         (
             "{}/several.csv:train",
             "{}/several.csv:test",
             "is multi-label; frozen features are measured with one label per image",
         ),
-        ("digits:train[:1]", "digits:train[10:11]", "images of one class alone"),
+        ("digits:train[:1]", "digits:train[10:11]", "only has images of one class"),
         ("digits", "digts", "unknown data source 'digts'; did you mean 'digits'"),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_class_of_one_image_and_an_empty_one_stop_nothing(tmp_path: Path) -> N
         found = verb("mu/16", data, device="cpu", image_size=32, **options)
         assert (found.num_classes, found.num_train, found.num_test) == (3, 10, 2)
         assert f"{data}: skipped 1 class folder without images: empty" in found.notes
-        assert f"{data}: too few images to measure 1 class, only trained on: rare" in found.notes
+        assert f"{data}: too few images to measure 1 class, used for training only: rare" in found.notes
     found = fewshot("mu/16", data, shots=[1, 5], device="cpu", image_size=32)
     assert [row.shots for row in found.results] == [1, 5]
     assert "2 classes have fewer than 5 images; all of them are used: a (4), rare (1)" in found.notes

@@ -137,3 +137,14 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         InputError, match=r"k \(neighbours among 1,157 images\) must be .* at most 1157, not 1158"
     ):
         knn("mu/16", "digits", k=1158)
+
+
+def test_few_images_all_vote_unless_k_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path))
+    data = "digits:train[1shot]"
+    result = knn("mu/16", data, image_size=32, device="cpu")
+    assert [row.k for row in result.results] == [10]
+    assert "only 10 training images: all of them vote, instead of the default of 20" in result.notes
+    assert result.results[0].accuracy == knn("mu/16", data, k=10, image_size=32).results[0].accuracy
+    with pytest.raises(InputError, match="must be at least 1 and at most 10, not 20"):
+        knn("mu/16", data, k=20, image_size=32)

@@ -167,7 +167,7 @@ def test_it_is_a_scikit_learn_classifier() -> None:
     [
         (dict(l2=0.0), slice(None), "l2 must be above 0, not 0"),
         (dict(grid=()), slice(None), "grid is empty"),
-        (dict(), slice(4), "no class has two images, so that the dev split is empty"),
+        (dict(), slice(4), "no class has two images, so the dev split is empty"),
         (dict(dev=1.0), slice(None), "dev must be above 0 and below 1, not 1"),
     ],
 )
@@ -209,7 +209,11 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("digits", dict(l2=-1.0), "l2 must be above 0, not -1"),
         ("digits:train[1shot]", dict(), "the dev split is empty"),
-        ("digits:train[:5]", dict(), "digits:train[:5] has no image of 5 classes that digits:test measures"),
+        (
+            "digits:train[:5]",
+            dict(),
+            "digits:train[:5] has no image of 5, 6, 7, 8, 9, but digits:test does: learn",
+        ),
     ],
 )
 def test_bad_questions_cost_nothing(
@@ -222,3 +226,14 @@ def test_bad_questions_cost_nothing(
     with pytest.raises(InputError) as error:
         probe("mu/16", data, **options)
     assert message in str(error.value)
+
+
+def test_small_fits_use_one_thread_and_give_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, used = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    x, y = np.random.default_rng(0).standard_normal((40, 8)), np.arange(40) % 4
+    Probe(1e-2).fit(x, y)
+    assert used == [1, before]
+    monkeypatch.setattr("vitkit.evaluation.probe.ALONE", 0)
+    Probe(1e-2).fit(x, y)
+    assert used[2:] == [before, before]

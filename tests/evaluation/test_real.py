@@ -80,8 +80,8 @@ def write(path: Path, value: Any) -> Path:
         ([[1]] * 49_999 + [[-1]], ", list 49999 of 50,000 from 0, has label -1; expected 0 to 999"),
         ([[True]] * 50_000, ", list 0 of 50,000 from 0, has label true; expected 0 to 999"),
         ([["cat"]] * 50_000, ', list 0 of 50,000 from 0, has label "cat"; expected 0 to 999'),
-        ({"a": 1}, "is no list of lists of labels, as ReaL's real.json is"),
-        ([1] * 50_000, "is no list of lists of labels, as ReaL's real.json is"),
+        ({"a": 1}, "is not a list of lists of labels, as ReaL's real.json is"),
+        ([1] * 50_000, "is not a list of lists of labels, as ReaL's real.json is"),
     ],
 )
 def test_wrong_files(tmp_path: Path, value: Any, message: str) -> None:
@@ -95,7 +95,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read the ReaL labels in .*none.json: No such file"):
         read_real(tmp_path / "none.json")
     (tmp_path / "x.json").write_bytes(b"\xff[")
-    with pytest.raises(InputError, match="the ReaL labels in .*x.json are no JSON"):
+    with pytest.raises(InputError, match="the ReaL labels in .*x.json are not JSON"):
         read_real(tmp_path / "x.json")
 
 

@@ -272,7 +272,7 @@ def test_real_labels(tmp_path: Path) -> None:
     alone = evaluate(model, str(flat), device="cpu", real=real, out=tmp_path / "out")
     assert alone.real == found.real
     assert "accuracy" not in alone.to_json() and [Path(file).name for file in alone.files] == ["results.json"]
-    assert f"{flat}: no class folders; nothing is measured but ReaL's accuracy" in alone.notes
+    assert f"{flat}: no class folders, so only ReaL accuracy is measured" in alone.notes
     assert evaluate(model, f"{flat}[:2]", device="cpu", real=real).to_json()["real"]["images"] == 1
     assert message(model, str(flat)).startswith(f"{flat} holds 30 images but no class folders")
     assert message(model, str(flat), real=real, classes="data") == (

@@ -431,7 +431,9 @@ def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
     out.mkdir()
     own = shutil.copy(photos / "0.png", out / "photo-1.png")
     before = own.read_bytes()
-    with pytest.raises(InputError, match="photo-1.png is no file of an inspection, and stays: take another"):
+    with pytest.raises(
+        InputError, match="photo-1.png is not part of an inspection and won't be overwritten: choose another"
+    ):
         inspect_model(model, out, out=out, force=True, device="cpu")
     assert own.read_bytes() == before and list(out.iterdir()) == [own]
     own.unlink()
@@ -475,7 +477,7 @@ def test_photos_are_never_written_over(tmp_path: Path, photos: Path) -> None:
         ),
         (
             {"images": None, "target": "kind 1"},
-            "the target 'kind 1' is asked for in photos: give some, or leave it out",
+            "the target 'kind 1' needs photos: give some, or leave it out",
         ),
     ],
 )

@@ -202,7 +202,7 @@ def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
     [
         ("a: [", "line 1: expected the node content.*; restore it, or remove"),
         ("- a", "holds no settings"),
-        (None, "is no run folder: it has no config.yaml"),
+        (None, "is not a run folder: it has no config.yaml"),
     ],
 )
 def test_settings_that_can_not_be_read(tmp_path: Path, text: str | None, message: str) -> None:
@@ -385,7 +385,7 @@ def test_broken_runs_are_listed_too(tmp_path: Path, change: Any) -> None:
 
 def test_a_place_without_runs(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == []
-    with pytest.raises(InputError, match="rusn is no folder; expected one that holds runs, such as runs"):
+    with pytest.raises(InputError, match="rusn is not a folder; expected one that holds runs, such as runs"):
         list_runs(tmp_path / "rusn")
 
 

@@ -115,7 +115,7 @@ def test_what_is_no_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_run(Path("digits"))
     with pytest.raises(InputError, match=r"^no folder 'nothing'; expected a run, such as runs/NAME$"):
         read_run(Path("nothing"))
-    with pytest.raises(InputError, match=r"^runs is no run: it has neither run.json nor metrics.jsonl"):
+    with pytest.raises(InputError, match=r"^runs is not a run: it has neither run.json nor metrics.jsonl"):
         read_run(Path("runs"))
     with pytest.raises(InputError, match=r"^runs/new has no metrics: wait for its first line"):
         read_run(write_run(Path("runs/new"), []))

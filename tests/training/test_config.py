@@ -120,6 +120,20 @@ def test_an_unknown_recipe_is_answered_with_near_ones(tmp_path: Path) -> None:
         resolve(tmp_path / "none.yaml")
 
 
+def test_a_folder_of_images_is_for_finetune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="^unknown recipe 'pictures'; .* vit finetune MODEL ./FOLDER$"):
+        resolve("pictures")
+    Path("pictures").mkdir()
+    for recipe in ("pictures", "./pictures"):
+        with pytest.raises(InputError) as error:
+            resolve(recipe)
+        message = (
+            f"{recipe!r} is a folder, not a recipe; if it holds your images: vit finetune MODEL ./pictures"
+        )
+        assert str(error.value) == message
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -403,7 +403,7 @@ def test_too_many_unreadable_images_of_test_lose_nothing(model: str, tmp_path: P
         path.write_bytes(b"")
     with pytest.raises(
         InputError,
-        match="can't be read, so .*what was trained is kept: put that right, and the same command resumes$",
+        match="can't be read, so .*what was trained is kept: fix this, then run the same command to resume$",
     ):
         finetune(model, str(tmp_path / "photos"), PAPER, run="run", device="cpu")
     for path, content in zip(bad, whole, strict=True):

@@ -149,7 +149,10 @@ def test_classes_that_test_lacks_are_named(model: str, tmp_path: Path) -> None:
     folder_of_photos(tmp_path / "test", cat=2, dog=2)
     notes = make_plan(model, str(tmp_path), ["protocol=paper", "image_size=8"], "cpu").notes
     [note] = [note for note in notes if "cow" in note and kind_of(note) == "warning"]
-    assert note == f"{tmp_path}:test has no image of cow, so the result doesn't cover it"
+    assert note == f"{tmp_path}:test has no image of cow, so the result doesn't cover this class"
+    folder_of_photos(tmp_path / "train", ant=4)
+    notes = make_plan(model, str(tmp_path), ["protocol=paper", "image_size=8"], "cpu").notes
+    assert f"{tmp_path}:test has no image of ant, cow, so the result doesn't cover these classes" in notes
 
 
 def test_graphs_take_whole_batches(model: str) -> None:
@@ -209,10 +212,10 @@ def folder_of_photos(root: Path, **classes: int) -> str:
         (["data.evaluate=digits:all"], "1,157 images of digits:all would be both trained"),
         (["data=foo"], "data is a section: change its settings one by one, as in data.workers=4"),
         (["model={name: Ti/16}"], "model is a section: change its settings one by one"),
-        (["protocol=paper", "select=best"], "select=best has no images to choose by except those of"),
+        (["protocol=paper", "select=best"], "select=best has only the images of"),
         (["protocol=paper", "duration=4", "schedule.warmup=5"], "warmup and cooldown take 5 and 0 steps"),
-        (["image_size=9"], "image_size 9 is no multiple of the model's patch; 8 is"),
-        (["image_size=8x15"], "image_size 8x15 is no multiple of the model's patch; 8x16 is"),
+        (["image_size=9"], "image_size 9 is not a multiple of the model's patch; 8 is"),
+        (["image_size=8x15"], "image_size 8x15 is not a multiple of the model's patch; 8x16 is"),
         (["image_size=8x0"], "image_size must be at least 1, not 0"),
         (["image_size=8x"], "image_size in the changes is '8x'; expected a whole number or HEIGHTxWIDTH"),
         (["batch_size=0"], "batch_size must be at least 1, not 0"),
@@ -230,11 +233,11 @@ def test_bad_changes_are_refused(model: str, changes: list[str], message: str) -
 
 def test_classes_that_train_lacks_are_told_before_anything_is_computed(model: str) -> None:
     few = make_plan(model, "digits:train[:4]", ["protocol=paper", "image_size=8"], "cpu")
-    [warning] = [note for note in few.notes if kind_of(note) == "warning" and "no image to train" in note]
+    [warning] = [note for note in few.notes if kind_of(note) == "warning" and "predicted as other" in note]
     missing = sorted(set(map(str, range(10))) - set(map(str, vitkit.open_data("digits:train[:4]").labels)))
     assert warning == (
-        f"{', '.join(missing[:5])} and {len(missing) - 5} more in digits:test have no image to train on, "
-        "and will be predicted as other classes"
+        f"digits:train[:4] has no image of {', '.join(missing[:5])} and {len(missing) - 5} more: "
+        "those in digits:test will be predicted as other classes"
     )
 
 
@@ -284,7 +287,7 @@ def test_a_dev_split_that_says_little_is_told(model: str, tmp_path: Path) -> Non
     dev = f"{tmp_path}:train[90%:,seed=0]"
     few = f"few images to measure on: 4 in {tmp_path}:test, 1 in {dev}; one mistake is 100.0%"
     assert [kind_of(note) for note in notes if note == few] == ["warning"]
-    [unlearned] = [note for note in notes if f"in {dev} have no image to train on" in note]
+    [unlearned] = [note for note in notes if f"those in {dev} will be predicted as other classes" in note]
     assert kind_of(unlearned) == "warning"
     assert not any(dev in note for note in make_plan(model, str(tmp_path), changes, "cpu").notes)
     changes = ["protocol=quick", "head_first=false", f"data.evaluate={tmp_path}:test"]
@@ -297,7 +300,7 @@ def test_too_few_images_for_a_head_are_told_before_anything_is_computed(model: s
     with pytest.raises(InputError) as raised:
         make_plan(model, photos, ["protocol=quick"], "cpu")
     assert str(raised.value) == (
-        f"no class of {photos}:train has two images, which fitting a head takes: add images, or set head_first=false"
+        f"no class of {photos}:train has two images, which fitting a head needs: add images, or set head_first=false"
     )
     assert not make_plan(model, photos, ["protocol=quick", "head_first=false"], "cpu").head_first
 
@@ -336,7 +339,7 @@ def test_data_without_a_split_to_report_on_says_what_to_name(model: str, tmp_pat
 def test_one_class_is_refused(model: str, tmp_path: Path) -> None:
     folder_of_photos(tmp_path / "train", cat=3)
     folder_of_photos(tmp_path / "test", cat=3)
-    with pytest.raises(InputError, match="images of one class alone"):
+    with pytest.raises(InputError, match="only has images of one class"):
         make_plan(model, str(tmp_path), ["protocol=quick"], "cpu")
 
 

@@ -257,8 +257,8 @@ def test_what_is_vtabs_alone_is_not_run_by_it(tmp_path: Path, standing: Standing
     write_vtab(tmp_path / "data")
     write_photos(tmp_path / "data" / "pets")
     for change, why in (
-        ("protocol=quick", "protocol=quick is none of VTAB's: vit vtab has the protocols light and fewshot"),
-        ("duration=2ep", "duration=2ep is no number of steps, which VTAB's protocol takes"),
+        ("protocol=quick", "VTAB has no protocol=quick: vit vtab has the protocols light and fewshot"),
+        ("duration=2ep", "duration=2ep is not a number of steps, which VTAB's protocols need"),
     ):
         result = run_suite("./model", "paper", "./data", [change], device="cpu")
         assert result.absent["vtab"] == why and list(result.results) == ["pets"]
@@ -358,7 +358,7 @@ def test_bad_input_is_one_line(tmp_path: Path, vit: Vit) -> None:
     Path("data").mkdir()
     sets = "imagenet, cifar10, cifar100, pets, flowers102 or vtab"
     for arguments, message in (
-        (["./nothere"], f"./nothere is no folder; expected one that holds {sets}"),
+        (["./nothere"], f"./nothere is not a folder; expected one that holds {sets}"),
         (["./data"], f"data holds no data set of the suite; expected {sets}"),
         (
             ["./data", "data.evaluate=x"],
@@ -371,7 +371,7 @@ def test_bad_input_is_one_line(tmp_path: Path, vit: Vit) -> None:
     assert f"{find_root(None)} holds no data set of the suite" in answer.err and "name a folder" in answer.err
     write_photos(tmp_path / "data" / "pets")
     answer = vit("finetune", "./model", "./data", "image_size=9", "--suite", "paper", "--device", "cpu")
-    assert answer.status == 2 and "image_size 9 is no multiple" in answer.err
+    assert answer.status == 2 and "image_size 9 is not a multiple" in answer.err
     with pytest.raises(InputError, match="^unknown suite 'imagenet'; expected paper$"):
         run_suite("./model", "imagenet", "./data", device="cpu")
 

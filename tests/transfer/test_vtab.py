@@ -523,7 +523,7 @@ def test_practice_splits_are_apart() -> None:
             "--steps has no meaning for protocol fewshot, which solves for its head: leave it out",
         ),
         ({"tasks": "dtf"}, "VTAB has no task 'dtf'; did you mean 'dtd'?"),
-        ({"tasks": ","}, "--tasks names no task; expected such as --tasks dtd,svhn"),
+        ({"tasks": ","}, "--tasks names no task; expected tasks such as --tasks dtd,svhn"),
         (
             {"tasks": "resisc45"},
             "vtab/resisc45 is not in {root}: expected {root}/resisc45/ with train800val200.txt and test.txt",
@@ -532,7 +532,7 @@ def test_practice_splits_are_apart() -> None:
         ({"device": "tpu"}, "unknown device 'tpu'; expected auto, cpu, cuda or mps"),
         (
             {"data": "nowhere"},
-            "nowhere is no folder; expected shapes, or the folder of VTAB's tasks, such as one with "
+            "nowhere is not a folder; expected shapes, or the folder of VTAB's tasks, such as one with "
             "cifar/train800val200.txt in it",
         ),
         (

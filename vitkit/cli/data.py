@@ -30,6 +30,9 @@ def data(
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet.")] = None,
     force: Overwrite = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print every class and every copy.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Report splits, classes, sizes, unreadable images and copies: vit data ./photos --out sheet.png
@@ -47,7 +50,7 @@ def data(
     if json:
         print_json(report)
     else:
-        print_report(report)
+        print_report(report, verbose)
         note(f"contact sheet: {report.sheet}" if out else "--out FILE.png draws a contact sheet")
     for fault in report.faults:
         note(f"can't be opened: {fault}")
@@ -59,7 +62,7 @@ def data(
         raise typer.Exit(1)
 
 
-def print_report(report: DataReport) -> None:
+def print_report(report: DataReport, verbose: bool = False) -> None:
     splits = report.splits
     print_table(
         report.data,
@@ -76,6 +79,13 @@ def print_report(report: DataReport) -> None:
         ],
         right=["images", "classes", "balance"],
     )
+    if verbose:
+        print_table(
+            None,
+            ["class", *(part.split for part in splits)],
+            [[name, *(f"{part.classes[name]:,}" for part in splits)] for name in splits[0].classes],
+            right=[part.split for part in splits],
+        )
     print_table(
         None,
         ["split", "read", "unreadable", "min", "median", "max", "modes", "formats"],
@@ -105,12 +115,12 @@ def print_report(report: DataReport) -> None:
     compared = report.against.unreadable if report.against else []
     for entry in (*(entry for part in splits for entry in part.unreadable), *compared):
         print_line(f"can't be read: {entry.image}: {entry.reason}")
-    print_duplicates(report.duplicates)
+    print_duplicates(report.duplicates, verbose)
     if report.against:
-        print_matches(report.against)
+        print_matches(report.against, verbose)
 
 
-def print_duplicates(found: Duplicates) -> None:
+def print_duplicates(found: Duplicates, verbose: bool) -> None:
     lines = [(f"images of {pair.split} that are also in {pair.other}", pair.images) for pair in found.across]
     lines += [
         (f"images of {split} that repeat another of it", count) for split, count in found.within.items()
@@ -122,24 +132,26 @@ def print_duplicates(found: Duplicates) -> None:
         if count:
             print_line(f"{words}: {count:,}")
     leaks_first = sorted(found.groups, key=lambda group: len({member.split for member in group}) == 1)
-    print_some(leaks_first, lambda group: "  " + same(group))
+    print_some(leaks_first, lambda group: "  " + same(group, verbose), verbose)
 
 
-def print_matches(found: Comparison) -> None:
+def print_matches(found: Comparison, verbose: bool) -> None:
     print_line(f"images of {found.data} that are here: {found.found:,} of {found.read:,}")
-    print_some(found.matches, lambda match: "  " + same([match, *match.found]))
+    print_some(found.matches, lambda match: "  " + same([match, *match.found], verbose), verbose)
 
 
-def print_some(entries: list[Any], say: Callable[[Any], str]) -> None:
-    for entry in entries[:MOST_LINES]:
+def print_some(entries: list[Any], say: Callable[[Any], str], verbose: bool) -> None:
+    shown = entries if verbose else entries[:MOST_LINES]
+    for entry in shown:
         print_line(say(entry))
-    if len(entries) > MOST_LINES:
-        print_line(f"  and {len(entries) - MOST_LINES:,} more; --json names all")
+    if more := len(entries) - len(shown):
+        print_line(f"  and {more:,} more; --verbose names all")
 
 
-def same(images: Sequence[NamedImage | Match]) -> str:
-    more = f" and {len(images) - MOST_LINES:,} more" if len(images) > MOST_LINES else ""
-    return " = ".join(entry.image for entry in images[:MOST_LINES]) + more
+def same(images: Sequence[NamedImage | Match], verbose: bool) -> str:
+    shown = images if verbose else images[:MOST_LINES]
+    more = f" and {len(images) - len(shown):,} more" if len(images) > len(shown) else ""
+    return " = ".join(entry.image for entry in shown) + more
 
 
 def size(part: SplitReport, end: str) -> str:

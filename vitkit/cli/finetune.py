@@ -29,7 +29,7 @@ def finetune(
         int | None,
         typer.Option(
             help="Number of seeds to average over.",
-            show_default="1, with --suite 3",
+            show_default="1; 3 with --suite",
         ),
     ] = None,
     suite: Annotated[
@@ -46,12 +46,12 @@ def finetune(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Fine-tune a model on your data: vit finetune Ti/16@augreg_in21k ./photos
+    """Fine-tune a model on your data: vit finetune Ti/16@pretrained ./photos
 
     DATA is a folder of class folders, or any other DATA. Run the same command again to resume.
 
-    Settings are minutes=10 (about how long a quick run takes), protocol=paper or quick, image_size=384 and
-    head_first=false, and all of `vit train`: duration=500, optimizer.learning_rate=0.003,
+    Settings are minutes=10 (how long a quick run takes), protocol=paper or quick, image_size=384,
+    head_first=false, and all those of `vit train`: duration=500, optimizer.learning_rate=0.003,
     optimizer.freeze='["blocks.*"]', optimizer.layer_decay=0.75, average=0.9999 and so on.
     """
     from vitkit.errors import InputError

@@ -51,7 +51,7 @@ def fewshot(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Measure features with a few images per class: vit fewshot Ti/16@weights.safetensors cifar10
+    """Measure features with a few images per class: vit fewshot Ti/16@pretrained cifar10
 
     The network is frozen; ridge regression in closed form learns from 1, 5, 10 and 25 images of each class and is
     measured on the test split. Features are cached.
@@ -102,7 +102,7 @@ def probe(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Measure features with a linear classifier: vit probe Ti/16@weights.safetensors cifar10
+    """Measure features with a linear classifier: vit probe Ti/16@pretrained cifar10
 
     The network is frozen; multinomial logistic regression learns from all images of train and is measured on the test
     split. Features are cached.
@@ -132,7 +132,14 @@ def probe(
 def knn(
     model: Model,
     data: TrainData,
-    k: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of neighbours that vote.")] = "20",
+    k: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Numbers of neighbours that vote.",
+            show_default="20, or all training images if there are fewer",
+        ),
+    ] = None,
     temperature: Annotated[
         str, typer.Option(metavar="T,T,...", help="Lower values give the nearest neighbours more weight.")
     ] = "0.07",
@@ -144,12 +151,13 @@ def knn(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Measure features by nearest neighbours: vit knn Ti/16@weights.safetensors cifar10 --k 10,20
+    """Measure features by nearest neighbours: vit knn Ti/16@pretrained cifar10 --k 10,20
 
     The network is frozen and nothing is learned: the images of train whose features are nearest vote for their
     classes. Features are cached.
     """
-    numbers, temperatures = parse_integers("--k", k), parse_floats("--temperature", temperature)
+    numbers = None if k is None else parse_integers("--k", k)
+    temperatures = parse_floats("--temperature", temperature)
     size = parse_size(image_size)
     from vitkit.evaluation.knn import knn as run_knn
 

@@ -39,14 +39,17 @@ Accept = Annotated[
 ]
 BadImages = Annotated[
     Literal["skip", "error", "any"],
-    typer.Option(help="Unreadable images: skip them unless they are many, stop at the first, or skip any."),
+    typer.Option(
+        help="Unreadable images: skip them, but stop if there are too many; error stops at the first; any skips any number."
+    ),
 ]
 AcceptData = Annotated[
     list[str] | None,
     typer.Option(metavar="data", help="Resume although training images were added or removed."),
 ]
 Evaluate = Annotated[
-    str | None, typer.Option(metavar="DATA", help="Images to measure on; by default DATA's test, else val.")
+    str | None,
+    typer.Option(metavar="DATA", help="Images to measure on; by default DATA's test split, else val."),
 ]
 Seeds = Annotated[int, typer.Option(metavar="N", help="Number of seeds to average over.")]
 Sweep = Annotated[

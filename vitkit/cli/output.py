@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -87,7 +88,8 @@ def print_table(
     """Print a table with whole, unstyled cells; columns named in `right` are right-aligned.
 
     On a terminal that is too narrow, left-aligned columns wrap; if that isn't enough, each row is a paragraph. Nothing
-    is cut off: a name must be whole to be copied.
+    is cut off: a name must be whole to be copied. In a pipe or a file, a table is as wide as it needs to be, unless the
+    variable COLUMNS says how wide.
     """
     from rich.console import Console
     from rich.padding import Padding
@@ -101,7 +103,8 @@ def print_table(
     natural = console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
     if title:
         console.print(visible(title), soft_wrap=True)
-    if not console.is_terminal:
+    is_limited = console.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    if not is_limited:
         console.width = max(1, natural)
     if natural <= console.width:
         console.print(table)
@@ -114,7 +117,7 @@ def print_table(
             console.print(Padding(Text("; ".join(pairs), overflow="fold"), (0, 0, 0, 4)))
         console.print()
     if caption:
-        console.print(visible(caption), soft_wrap=not console.is_terminal)
+        console.print(visible(caption), soft_wrap=not is_limited)
 
 
 def _fitted(

@@ -109,7 +109,7 @@ def print_result(result: TrainResult) -> None:
     elif result.model and not result.classes:
         pool = " model.pool=mean" if result.pool == "none" else ""  # a head needs one
         start = f"vit finetune {run} DATA{pool}"
-        note(f"model: {result.model}; it has no head, and is a start: {start}")
+        note(f"model: {result.model}; it has no head; to train one: {start}")
     elif result.model:
         note(f"model: {result.model}; use it with: vit predict {run} IMAGES")
 

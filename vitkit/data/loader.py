@@ -240,7 +240,7 @@ class EvaluationLoader:
         steps = (*pipeline.image, *pipeline.batch, *pipeline.mix)
         if random := [step.name for step in steps if step.name not in UNDRAWN]:
             raise InputError(
-                f"evaluation takes {', '.join(UNDRAWN)} alone, and {random[0]} isn't among them; the pipeline is "
+                f"evaluation only takes the steps {', '.join(UNDRAWN)}, not {random[0]}; the pipeline is "
                 f"{str(pipeline)!r}"
             )
         _check(batch_size, rank, ranks, workers)
@@ -436,7 +436,7 @@ def _rule(bad_images: BadImages | BadImageRule) -> BadImageRule:
 
 def _check_steps(start: int, stop: int) -> None:
     if not 0 <= start <= stop:
-        raise InputError(f"steps count from 0 on, forwards; got {start} to {stop}")
+        raise InputError(f"steps count up from 0; got {start} to {stop}")
 
 
 def _check(batch_size: int, rank: int, ranks: int, workers: int | None) -> None:

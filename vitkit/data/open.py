@@ -241,7 +241,7 @@ def _incomplete(files: Sequence[str]) -> Iterator[Note]:
         except (ValueError, TypeError, KeyError):  # not there, or another program's
             continue
         gone = [name for name in shards if not os.path.exists(os.path.join(folder, name))]
-        what = f"without {listed(gone)}" if gone else "" if is_complete else "not packed to the end"
+        what = f"without {listed(gone)}" if gone else "" if is_complete else "packing was not finished"
         if what:
             yield Note(f"{folder or '.'}: {what}, images are missing; the same `vit pack` resumes", "warning")
 
@@ -279,8 +279,8 @@ def check_items(spec: DataSpec) -> None:
             raise InputError(f"data spec '{spec}': {item}= is an item of {whose} only")
     if spec.seed is not None and spec.shots is None and spec.start is None and spec.stop is None:
         raise InputError(
-            f"data spec '{spec}': seed= chooses shots or shuffles a slice, and there is neither: "
-            "add 5shot or such as :90%, or leave it out"
+            f"data spec '{spec}': seed= needs shots or a slice: "
+            "add 5shot or :90%, for example, or leave out seed="
         )
 
 

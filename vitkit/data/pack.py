@@ -139,7 +139,7 @@ def pack(
     names = sources[0].class_names
     if to == "tar" and _numbers_mislead(names):
         notes.append(
-            "classes are named by numbers that are not their places: labels are names in .txt, not in .cls"
+            "class names are numbers that differ from the class numbers, so labels are written as names to .txt, not to .cls"
         )
     settings = PackSettings(to, size, quality, images_per_shard)
     content = {part.split: fingerprint(part) for part in sources}
@@ -290,7 +290,9 @@ def _keep_apart(spec: DataSpec, folder: Path) -> None:
     for file in find_files(spec.source):
         path = Path(file).resolve()
         if place == path or place in path.parents or path in place.parents:
-            raise InputError(f"one of {folder} and {spec.source} lies in the other: pack into another folder")
+            raise InputError(
+                f"one of {folder} and {spec.source} is inside the other: pack into another folder"
+            )
 
 
 def _open(spec: DataSpec) -> tuple[list[Source], list[str]]:

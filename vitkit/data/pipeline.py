@@ -135,7 +135,7 @@ def parse_pipeline(text: str) -> Pipeline:
     for part in (part.strip() for part in _split(text, "|")) if text.strip() else ():
         match = _STEP.fullmatch(part)
         if match is None:
-            raise InputError(f"pipeline {text!r}: {part!r} is no step; expected name or name(arguments)")
+            raise InputError(f"pipeline {text!r}: {part!r} is not a step; expected name or name(arguments)")
         name = match[1]
         place = next((place for place, (_, steps, _) in enumerate(stages) if name in steps), None)
         if place is None:

@@ -387,7 +387,7 @@ def _notes(parts: Sequence[SplitImages]) -> list[str]:
         if len(part.indices) < len(source):
             text = (
                 f"{source.name}: read {len(part.indices):,} of the {len(source):,} images of {source.split}, evenly "
-                "spread: what can't be read and copies are of these alone"
+                "spaced: only these are checked for unreadable images and copies"
             )
             notes.append(Note(text, "warning"))
     return list(dict.fromkeys(notes))

@@ -130,7 +130,7 @@ def parse_spec(text: str) -> DataSpec:
     for item in filter(None, (item.strip() for item in items.split(","))):
         for name, value in _item(item, text).items():
             if name in fields:
-                what = {"start": "has two slices", "shots": "says twice how many shots"}.get(
+                what = {"start": "has two slices", "shots": "gives the number of shots twice"}.get(
                     name, f"says {name} twice"
                 )
                 raise InputError(f"data spec {text!r} {what}")
@@ -171,11 +171,11 @@ def _item(item: str, text: str) -> dict[str, Any]:
     if match := _SLICE.fullmatch(item):
         for end in (match["start"], match["stop"]):
             if end and end.endswith("%") and int(end[:-1]) > 100:
-                raise InputError(f"data spec {text!r}: {end} is more than all")
+                raise InputError(f"data spec {text!r}: {end} is more than 100%")
         return {"start": match["start"], "stop": match["stop"]}
     if match := _SHOTS.fullmatch(item) or _FEWER_SHOTS.fullmatch(item):
         if int(match[1]) == 0:
-            raise InputError(f"data spec {text!r}: {item} keeps no image")
+            raise InputError(f"data spec {text!r}: {item} selects no image")
         return {"shots": int(match[1]), "takes_fewer": match.re is _FEWER_SHOTS}
     name, equals, value = item.partition("=")
     if equals and name in VALUES:
@@ -189,7 +189,7 @@ def _item(item: str, text: str) -> dict[str, Any]:
         raise InputError(f"data spec {text!r}: {name}= takes {words}, not {value!r}")
     if item.startswith("-") or ":-" in item:
         raise InputError(
-            f"data spec {text!r}: {item!r} counts from the end; slices don't, write such as 90%:"
+            f"data spec {text!r}: {item!r} counts from the end, which slices can't do; write 90%:, for example"
         )
     nearly = [form.format(match[1]) for meant, form in _NEARLY.items() if (match := meant.fullmatch(item))]
     hint = f"; did you mean {nearly[0]!r}?" if nearly else did_you_mean(name, VALUES) or ";"

@@ -89,7 +89,7 @@ def choose_files(paths: Sequence[str], asked: str | None, default: Default, name
     if not groups:
         return Chosen(chosen, without, without, True, notes)
     if without:
-        notes.append(Note(f"{name}: skipped {listed(without)}, whose names have no split", "warning"))
+        notes.append(Note(f"{name}: skipped {listed(without)}, whose names say no split", "warning"))
     every = [path for group in groups.values() for path in group]
     files = every if chosen == "all" else groups[chosen]
     return Chosen(chosen, files, groups.get("train", every), False, notes)
@@ -125,7 +125,7 @@ def _unmeasured(source: Source, test: np.ndarray) -> Iterator[Note]:
     names = [source.class_names[number] for number in np.flatnonzero((whole > 0) & (held == 0))]
     if names:
         classes = counted(len(names), "class")
-        text = f"{source.name}: too few images to measure {classes}, only trained on: {listed(names)}"
+        text = f"{source.name}: too few images to measure {classes}, used for training only: {listed(names)}"
         yield Note(text, "data")
 
 

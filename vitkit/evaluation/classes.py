@@ -58,7 +58,7 @@ class HeadClasses:
         places = self.places.get(name)
         if places is None:
             if self.class_names == default_names(len(self)) and self.imagenet is None:
-                raise InputError(f"{who}, and {self} have no names: --names FILE gives them, one a line")
+                raise InputError(f"{who}, and {self} have no names: --names FILE gives them, one per line")
             hint = did_you_mean(name, self.class_names) or ";"
             shown = ", ".join(self.class_names[:5]) + (", ..." if len(self) > 5 else "")
             raise InputError(f"{who}, which is none of {self}{hint} they are {shown}{advice}")
@@ -105,7 +105,7 @@ def match(
     notes = list(_notes(source, mapping, means))
     if not means:
         raise InputError(
-            f"the mapping says nothing of {source.name}, whose classes are {listed(source.class_names)}"
+            f"the mapping lists no class of {source.name}, whose classes are {listed(source.class_names)}"
         )
     meant = sorted({place for places in means.values() for place in places})
     answers = np.array(meant) if among == "data" else np.arange(len(head))
@@ -148,7 +148,7 @@ def _notes(
         classes = counted(len(left_out), "class")
         yield f"skipped {images} of {classes} that the mapping doesn't list: {names}"
     if strange := [name for name in mapping if name not in source.class_names]:
-        yield f"the mapping has {counted(len(strange), 'class')} that {source.name} hasn't: {listed(strange)}"
+        yield f"the mapping has {counted(len(strange), 'class')} that {source.name} doesn't have: {listed(strange)}"
 
 
 def read_mapping(path: str | Path, head: HeadClasses) -> dict[str, tuple[int, ...]]:
@@ -186,9 +186,11 @@ def _from_json(text: str, path: Path) -> dict[str, list[Any]]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"the mapping {path} is no JSON: {error}") from None
+        raise InputError(f"the mapping {path} is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise InputError(f'the mapping {path} is no JSON object such as {{"chair": ["folding chair", 765]}}')
+        raise InputError(
+            f'the mapping {path} is not a JSON object such as {{"chair": ["folding chair", 765]}}'
+        )
     return {
         name: [] if value is None else value if isinstance(value, list) else [value]
         for name, value in document.items()

@@ -317,7 +317,7 @@ def _choose(
 
 def _check(shots: Sequence[int], seeds: int, l2: float | str) -> None:
     if not len(shots):
-        raise InputError("shots are none; expected one number or more, such as 1,5,10,25")
+        raise InputError("no shots given; expected one or more numbers, such as 1,5,10,25")
     Bounds(at_least=1).check("shots", list(shots))
     if len(set(shots)) < len(shots):
         raise InputError(f"shots are {', '.join(map(str, shots))}; name each number once")

@@ -15,6 +15,7 @@ from sklearn.base import ClassifierMixin, clone
 from vitkit.data.open import Data, open_data
 from vitkit.data.pipeline import Pipeline
 from vitkit.data.sources.source import Source, Subset, shared_images
+from vitkit.data.splits import listed
 from vitkit.data.threads import Unreadable
 from vitkit.data.unreadable import BadImageRule, BadImages, Skipped, skipped_notes
 from vitkit.errors import InputError
@@ -162,11 +163,11 @@ def open_pair(data: Data, evaluate: Data | None) -> Pair:
     unlearned = np.setdiff1d(test.labels, train.labels)
     if len(unlearned):
         raise InputError(
-            f"{names[0]} has no image of {len(unlearned)} classes that {names[1]} measures, "
-            f"such as {train.class_names[unlearned[0]]!r}: learn from data with all classes"
+            f"{names[0]} has no image of {listed([train.class_names[number] for number in unlearned])}, but {names[1]} does: "
+            "learn from data with all classes"
         )
     if len(np.unique(train.labels)) < 2:
-        raise InputError(f"{names[0]} has images of one class alone; expected two or more")
+        raise InputError(f"{names[0]} only has images of one class; expected two or more")
     return Pair(train, test, began)
 
 

@@ -20,6 +20,7 @@ from vitkit.errors import InputError
 from vitkit.evaluation.frozen import FrozenEvaluator, FrozenResult, check_classes, check_rows, open_pair
 from vitkit.evaluation.passes import SourcePasses
 from vitkit.models.configs import Size
+from vitkit.notes import Note
 from vitkit.predictor import AnyModel
 from vitkit.progress import Progress
 from vitkit.results import Result
@@ -149,7 +150,7 @@ def knn(
     model: AnyModel,
     data: Data,
     *,
-    k: int | Sequence[int] = K,
+    k: int | Sequence[int] | None = None,
     temperature: float | Sequence[float] = TEMPERATURE,
     evaluate: Data | None = None,
     device: str = "auto",
@@ -160,11 +161,12 @@ def knn(
 ) -> KNNResult:
     """Return the accuracy of nearest neighbours, for each k and temperature.
 
+    k: numbers of neighbours that vote; by default 20, or all training images if there are fewer.
     evaluate: DATA to measure on; by default the source's test split, else val.
     bad_images: "skip", "error" or "any": what is done with unreadable images.
     progress: False shows none; a function is told how many images are done, and of how many.
     """
-    ks = [k] if isinstance(k, int) else list(k)
+    ks = [1] if k is None else [k] if isinstance(k, int) else list(k)
     temperatures = [temperature] if isinstance(temperature, int | float) else list(temperature)
     pair = open_pair(data, evaluate)
     _check(ks, temperatures, len(pair.train))
@@ -176,12 +178,19 @@ def knn(
         progress=progress,
         bad_images=bad_images,
     )
-    train, test = features.train, features.test
+    train, test, notes = features.train, features.test, []
+    if k is None:
+        ks = [min(K, len(train.labels))]
+        if ks[0] < K:
+            text = (
+                f"only {len(train.labels)} training images: all of them vote, instead of the default of {K}"
+            )
+            notes.append(Note(text, "warning"))
     neighbours = KNN(device=features.predictor.device.type, k=ks[0]).fit(train.x, train.labels)
     found = neighbours.accuracies(test.x, test.labels, ks, temperatures)
     how = "cosine similarity to every image of train; the k nearest vote with exp(similarity / temperature)"
     rows = tuple(KNNRow(number, float(heat), accuracy) for (number, heat), accuracy in found.items())
-    return features.result(KNNResult, how, results=rows)
+    return features.result(KNNResult, how, notes, results=rows)
 
 
 class KNNEvaluator(FrozenEvaluator):
@@ -205,6 +214,6 @@ class KNNEvaluator(FrozenEvaluator):
 def _check(ks: Sequence[int], temperatures: Sequence[float], count: int) -> None:
     for name, values in (("k", ks), ("temperature", temperatures)):
         if not len(values):
-            raise InputError(f"{name} is none; expected one number or more")
+            raise InputError(f"no {name} given; expected one or more numbers")
     Bounds(at_least=1, at_most=count).check(f"k (neighbours among {count:,} images)", list(ks))
     Bounds(above=0).check("temperature", list(temperatures))

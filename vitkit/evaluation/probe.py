@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,8 @@ DEV = 0.1
 HELD_OUT = 200
 "Images that are held out in all, in several turns if one has fewer: a choice by few is mostly chance."
 KEPT_BYTES = 2**30
+ALONE = 2**22
+"Multiplications of a product below which one thread computes it."
 
 
 class Probe(ClassifierMixin, BaseEstimator):
@@ -181,7 +184,7 @@ class Probe(ClassifierMixin, BaseEstimator):
             history_size=20,
             line_search_fn="strong_wolfe",
         )
-        with torch.no_grad():
+        with torch.no_grad(), _threads_for(len(data) * weights.numel()):
             optimizer.step(closure)
             closure()
         steps = int(optimizer.state[weights]["n_iter"])
@@ -220,6 +223,20 @@ class _Blocks:
             yield z.to(self.device), self.labels[places].to(self.device)
 
 
+@contextmanager
+def _threads_for(work: int) -> Iterator[None]:
+    """Use one thread for products that are too small to share.
+
+    On a busy machine, threads that wait for each other make a small product fifty times slower.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if work < ALONE else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _logits(z: Tensor, weights: Tensor) -> Tensor:
     return torch.addmm(weights[-1], z, weights[:-1])
 
@@ -240,7 +257,7 @@ def cut_dev(
     counts = np.bincount(labels)
     sizes = np.minimum(counts - 1, np.maximum(1, np.floor(share * counts + 0.5))).astype(np.int64)
     if not (sizes > 0).any():
-        raise InputError(f"no class has two images, so that the dev split is empty: {advice}")
+        raise InputError(f"no class has two images, so the dev split is empty: {advice}")
     order = np.lexsort((np.random.default_rng(seed).permutation(len(labels)), labels))
     places = np.empty(len(labels), np.int64)  # of an image among those of its class, in the order of a draw
     places[order] = np.arange(len(labels)) - (np.cumsum(counts) - counts)[labels[order]]

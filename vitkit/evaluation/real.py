@@ -29,9 +29,9 @@ def read_real(path: str | os.PathLike[str]) -> list[list[int]]:
     except OSError as error:
         raise InputError(f"cannot read the ReaL labels in {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise InputError(f"the ReaL labels in {path} are no JSON") from None
+        raise InputError(f"the ReaL labels in {path} are not JSON") from None
     if not isinstance(lists, list) or not all(isinstance(labels, list) for labels in lists):
-        raise InputError(f"{path} is no list of lists of labels, as ReaL's real.json is")
+        raise InputError(f"{path} is not a list of lists of labels, as ReaL's real.json is")
     if len(lists) != NUM_IMAGES:
         raise InputError(
             f"{path} has {len(lists):,} lists; expected {NUM_IMAGES:,}, one for each validation image of ImageNet"

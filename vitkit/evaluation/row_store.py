@@ -182,7 +182,7 @@ def _open(path: Path) -> Part:
         file.seek(end)
         mark, count, width = _FOOTER.unpack(file.read(_FOOTER.size))
         if mark != _MARK or end != count * (4 * width + KEY_BYTES):
-            raise ValueError("it is no file of rows, or cut off")
+            raise ValueError("it is not a file of rows, or is cut off")
         file.seek(end - count * KEY_BYTES)
         keys = np.frombuffer(file.read(count * KEY_BYTES), np.uint64).reshape(-1, 2)
     return Part(path, keys, width)

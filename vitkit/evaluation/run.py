@@ -199,7 +199,7 @@ def _open(data: Data, may_be_flat: bool) -> tuple[Source, bool]:
         is_folder = spec.is_path and os.path.isdir(root) and spec.split in (None, "all")
         if is_folder and not (found := scan(root)).paths and found.loose:
             source = open_data(replace(spec, split="all"), labelled=False)
-            text = f"{spec.source}: no class folders; nothing is measured but ReaL's accuracy"
+            text = f"{spec.source}: no class folders, so only ReaL accuracy is measured"
             source.notes = (*source.notes, Note(text, "data"))
             return source, False
     source = open_data(data, default="measure")

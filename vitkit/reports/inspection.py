@@ -145,7 +145,7 @@ def inspect_model(
         for line in notes:
             announce(line)
     if source is None and target is not None:
-        raise InputError(f"the target {target!r} is asked for in photos: give some, or leave it out")
+        raise InputError(f"the target {target!r} needs photos: give some, or leave it out")
     if source is None:
         found = examine_weights(predictor)
     else:
@@ -178,7 +178,9 @@ def inspect_model(
     contents = {RECORD: record, **contents, PAGE: text.encode("utf-8", "backslashreplace")}
     for name in contents:
         if (folder / name).exists() and folder / name not in earlier:
-            raise InputError(f"{folder / name} is no file of an inspection, and stays: take another --out")
+            raise InputError(
+                f"{folder / name} is not part of an inspection and won't be overwritten: choose another --out"
+            )
     for path in earlier:
         path.unlink(missing_ok=True)
     for name, content in contents.items():

@@ -226,7 +226,7 @@ def _painted(run: Run, is_alone: bool) -> list[Html]:
     shown = []
     for path in sorted((run.path / "pictures").glob("*.png")):
         if path.stem.isdigit() and (content := _read_png(path)):
-            words = f"Step {int(path.stem):,}: an image, what is left of it, what the model makes of that"
+            words = f"Step {int(path.stem):,}: an image, what the model sees of it, and what it predicts"
             shown.append(figure(content, words, words, kind="sheet"))
     if not shown:
         return []

@@ -169,7 +169,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 
 def _too_many(count: int) -> InputError:
-    return InputError(f"{count} runs were given; a report can tell {curves.MOST_RUNS} apart: name fewer")
+    return InputError(f"{count} runs were given; a report shows at most {curves.MOST_RUNS}: give fewer")
 
 
 def summarize_run(run: Run) -> RunSummary:

@@ -174,7 +174,7 @@ def read_run(path: Path) -> Run:
         raise InputError(f"no folder {str(path)!r}{near or '; expected a run, such as runs/NAME'}")
     if not _is_run(path):
         near = did_you_mean(str(path), map(str, _runs_in(path)))
-        raise InputError(f"{path} is no run: it has neither {RECORD} nor {METRICS}{near}")
+        raise InputError(f"{path} is not a run: it has neither {RECORD} nor {METRICS}{near}")
     state, config = read_object(path / RECORD), read_config(path) if (path / CONFIG).exists() else {}
     if state.get("status") == "running" and not is_locked(path / LOCK):
         state["status"] = "interrupted"
@@ -306,7 +306,7 @@ def list_runs(root: str | Path = ROOT) -> list[RunRow]:
     if not folder.is_dir():
         if folder == Path(ROOT):
             return []
-        raise InputError(f"{root} is no folder; expected one that holds runs, such as {ROOT}")
+        raise InputError(f"{root} is not a folder; expected one that holds runs, such as {ROOT}")
     try:
         folders = list(_find_runs(folder))
     except OSError as error:

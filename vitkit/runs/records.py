@@ -127,7 +127,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise InputError(f"{folder} is no run folder: it has no {CONFIG}; `vit runs` lists runs") from None
+        raise InputError(f"{folder} is not a run folder: it has no {CONFIG}; `vit runs` lists runs") from None
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -159,7 +159,9 @@ def read_record(folder: str | os.PathLike[str], kind: str = "train") -> dict[str
     try:
         datetime.fromisoformat(record["updated"])
     except ValueError:
-        raise InputError(f"{path} is damaged: 'updated' is {record['updated']!r}, which is no time") from None
+        raise InputError(
+            f"{path} is damaged: 'updated' is {record['updated']!r}, which is not a time"
+        ) from None
     return record
 
 

@@ -107,14 +107,22 @@ def find(recipe: str | os.PathLike[str]) -> Path:
     names = {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
     if str(recipe) in names:
         return names[str(recipe)]
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+    if path.suffix in (".yaml", ".yml"):
         raise InputError(f"no such recipe file: {recipe}")
     if Path(ROOT, recipe, CONFIG).is_file():
         raise InputError(
             f"{str(recipe)!r} is a run, not a recipe: `vit train {Path(ROOT, recipe)}` resumes it"
         )
-    hint = did_you_mean(str(recipe), names) or ";"
-    raise InputError(f"unknown recipe {str(recipe)!r}{hint} `vit recipes` lists them all")
+    if path.is_dir():
+        data = str(recipe) if str(recipe).startswith((".", "/", "~")) else f"./{recipe}"
+        raise InputError(
+            f"{str(recipe)!r} is a folder, not a recipe; if it holds your images: vit finetune MODEL {data}"
+        )
+    if len(path.parts) > 1:
+        raise InputError(f"no such recipe file: {recipe}")
+    hint = did_you_mean(str(recipe), names)
+    images = "" if hint else "; to train on images of your own: vit finetune MODEL ./FOLDER"
+    raise InputError(f"unknown recipe {str(recipe)!r}{hint or ';'} `vit recipes` lists them all{images}")
 
 
 def list_recipes(pattern: str = "*") -> list[dict[str, str]]:

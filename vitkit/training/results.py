@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.data.sources.source import Source
+from vitkit.data.splits import counted
+from vitkit.data.threads import Unreadable, opened_data
 from vitkit.errors import InputError
 from vitkit.evaluation.held_out import Classification
 from vitkit.files import digest
@@ -196,7 +198,8 @@ class Results:
         if self.evaluation.get("step") == step and measured is not None:
             for metric in BEST:
                 if (value := self.evaluation.get(f"{split}/{metric}")) is not None:
-                    result = result_in_words(metric, value, measured)
+                    images = len(measured) - skipped_of(measured, self.parts.unreadable)
+                    result = result_in_words(metric, value, measured, images)
         self.models.write(name, step, averaged, unless_held, result)
 
     @property
@@ -292,7 +295,8 @@ class KeptModels:
         with replacing(self.path / name, force=True) as new:
             multi_label = self.parts.source.is_multi_label and getattr(self.parts.objective, "sigmoid", False)
             source, command = self.parts.source, self.folder.record["command"]
-            origin = Origin(self.start, source.data_name, len(source), result, command)
+            readable = len(source) - skipped_of(source, self.parts.unreadable)
+            origin = Origin(self.start, source.data_name, readable, result, command)
             stored = Stored(
                 model.config, self.parts.preprocessing, self.parts.class_names, multi_label, origin=origin
             )
@@ -325,9 +329,15 @@ class KeptModels:
         return [KeptModel(**entry) for entries in lists for entry in entries]
 
 
-def result_in_words(metric: str, value: float, measured: Source) -> str:
-    """Return a metric in words, with the images that it was measured on."""
-    return f"{metric.replace('_', ' ')} {value:.2%} on {measured.data_name}, {len(measured):,} images"
+def result_in_words(metric: str, value: float, measured: Source, images: int) -> str:
+    """Return a metric in words, with the number of images that it was measured on."""
+    return f"{metric.replace('_', ' ')} {value:.2%} on {measured.data_name}, {counted(images, 'image')}"
+
+
+def skipped_of(source: Source, unreadable: Collection[Unreadable]) -> int:
+    """Return how many of these unreadable images a source has."""
+    images = {entry.image for entry in unreadable if entry.data == opened_data(source)}
+    return sum(source.where(index) in images for index in range(len(source))) if images else 0
 
 
 def folder_digest(folder: Path) -> str:

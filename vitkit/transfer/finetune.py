@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ from vitkit.runs import (
 from vitkit.runs.folder import flatten
 from vitkit.settings import FinetuneSettings
 from vitkit.training.config import TrainConfig
-from vitkit.training.results import result_in_words
+from vitkit.training.results import result_in_words, skipped_of
 from vitkit.training.run import command_line, train_config
 from vitkit.training.stop import listening, obey
 from vitkit.transfer.calibrate import write_calibrated
@@ -266,8 +267,10 @@ def run_finetuning(
     The caller says which images were skipped: what it asks for may be several such requests.
     """
     Bounds(at_least=1).check("seeds", request.seeds)
-    check_alone("finetune runs in one process; several share the work by seeds or data sets, one --run each")
-    listener = listener or Silent()
+    check_alone(
+        "finetune runs in one process; to share the work, start one process per seed or data set, each with its own --run"
+    )
+    listener, began = listener or Silent(), time.perf_counter()
     reads = [*paths_in(request.model), *data_paths(request)]
     try:
         with (
@@ -292,7 +295,7 @@ def run_finetuning(
             for note in plan.notes:
                 listener.note(note)
             with keeping_what_was_trained(path):
-                result = run_plan(plan, path, request, device, listener, accept_data)
+                result = run_plan(plan, path, request, device, listener, accept_data, began)
             folder.update(**result.to_json())
             return result
     except KeyboardInterrupt:
@@ -307,7 +310,7 @@ def keeping_what_was_trained(path: Path) -> Iterator[None]:
     except InputError as error:
         if not any(path.glob("*/**/checkpoints/*")):
             raise
-        advice = "what was trained is kept: put that right, and the same command resumes"
+        advice = "what was trained is kept: fix this, then run the same command to resume"
         raise InputError(f"{error}; {advice}") from error
 
 
@@ -324,6 +327,7 @@ def run_plan(
     device: str,
     listener: Listener,
     accept_data: bool = False,
+    began: float | None = None,
 ) -> FinetuneResult:
     """Do the sweep, if any, then the last run with each seed."""
     once = partial(run_once, plan, device=device, accept_data=accept_data)
@@ -335,7 +339,7 @@ def run_plan(
         if plan.tuning and not is_done(folder)
     ]
     left += [RunLeft(plan.whole, True, steps_done(folder)) for folder in last if not is_done(folder)]
-    steps = settle_steps(plan, left, path, choose_device(device), listener)
+    steps = settle_steps(plan, left, path, choose_device(device), listener, began)
     within = NestedRun(listener, SAID)
     tried: list[TriedRate] = []
     skipped: list[Unreadable] = []
@@ -396,7 +400,8 @@ def keep_model(
         progress=obey,
         predicted=predictions.append,
     )
-    return evaluation, kept.measure(predictions[0], plan.test, origin_of(plan, request, evaluation))
+    origin = origin_of(plan, request, evaluation, found.unreadable)
+    return evaluation, kept.measure(predictions[0], plan.test, origin)
 
 
 def still_there(plan: Plan, unreadable: Sequence[Unreadable]) -> tuple[Unreadable, ...]:
@@ -509,12 +514,15 @@ def steps_done(path: Path) -> int:
     return int(read_record(path / "run")["step"]) if (path / "run" / RECORD).is_file() else 0
 
 
-def origin_of(plan: Plan, request: FinetuneRequest, evaluation: Evaluation) -> Origin:
-    """Return what the card of the model says: its data, its start, what was measured of it."""
+def origin_of(
+    plan: Plan, request: FinetuneRequest, evaluation: Evaluation, unreadable: Sequence[Unreadable]
+) -> Origin:
+    """Return what the card of the model says: its data, its start, what was measured of it; in images that can be read."""
     metric = "mean_average_precision" if plan.is_multi_label else "accuracy"
-    result = result_in_words(metric, getattr(evaluation, metric), plan.measured)
+    result = result_in_words(metric, getattr(evaluation, metric), plan.measured, evaluation.images)
     learned = plan.whole.train
-    return Origin(request.model, learned.data_name, len(learned), result, command_line())
+    readable = len(learned) - skipped_of(learned, unreadable)
+    return Origin(request.model, learned.data_name, readable, result, command_line())
 
 
 def summarise(

@@ -79,7 +79,7 @@ def fit_head(
     listener.note(Note(f"features of {len(train.labels):,} images; fitting the head", "progress"))
     probe = Probe().fit(train.x, train.labels)
     if not probe.converged_:
-        text = f"the head did not converge in {probe.n_iter_:,} iterations; it is a start nonetheless"
+        text = f"the head did not converge in {probe.n_iter_:,} iterations; training starts from it anyway"
         listener.note(Note(text, "warning"))
     accuracy, unreadable = None, [*train.bad.values()]
     if dev is not None:
@@ -89,7 +89,7 @@ def fit_head(
         listener.note(Note(f"the head alone: {accuracy:.2%} on {dev.data_name}", "progress"))
     net = predictor.model.cpu()
     fill_head(net, *as_layer(probe, len(names)))
-    origin = Origin(str(config.model["name"]), inputs.train.data_name, len(inputs.train))
+    origin = Origin(str(config.model["name"]), inputs.train.data_name, len(train.labels))
     save(net, path, class_names=names, preprocessing=predictor.preprocessing, origin=origin, force=True)
     seconds = time.perf_counter() - began
     fitted_on = f"held-out images of {inputs.train.data_name}"

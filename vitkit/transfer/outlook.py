@@ -13,21 +13,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitkit.data.sources.source import Subset
+from vitkit.data.sources.source import Source, Subset
 from vitkit.data.splits import counted
 from vitkit.evaluation.features import is_kept
 from vitkit.evaluation.passes import SourcePass
+from vitkit.evaluation.probe import DEV, GRID, Probe, cut_dev
 from vitkit.figures.numbers import rough_duration
 from vitkit.models.model import HEAD, Model
 from vitkit.notes import Note
 from vitkit.predictor import Predictor
 from vitkit.progress import Listener
 from vitkit.runs import CONFIG, read_config
+from vitkit.training import checkpoints
 from vitkit.training.build import RunParts, build, resolve_periods
 from vitkit.training.config import TrainConfig
 from vitkit.training.estimate import seconds_for
 from vitkit.training.graphs import WARM
-from vitkit.training.loop import train_step
+from vitkit.training.log import Totals
+from vitkit.training.loop import state_tensors, train_step
 from vitkit.transfer.plan import Plan, TrainDev
 from vitkit.transfer.protocols import QUICK_EPOCHS
 from vitkit.weights.convert import save
@@ -37,13 +40,14 @@ TRIAL_SECONDS, MOST_TRIALS = 3.0, 20
 "Steps are timed until these seconds are over, one at least and so many at most."
 IMAGES = 64
 "Images whose forward pass is timed."
-HEAD_PASSES = 400
-"Times that fitting a head passes over its features: about 120 for 3 classes, 375 for 100."
-HEAD_ROWS = 8192
+HEAD_ROWS, HEAD_STEPS, HEAD_TRIALS = 2048, 5, 7
+"Features that fitting a head is timed on, its iterations, and how often: on a busy machine single times are far apart."
+HEAD_ITERATIONS = 10.0
+"Iterations of a fit, times the cube root of the number of classes: measured are 14 for 4 classes, 44 for 100."
+STARTING = 1.0
+"Seconds to build the model of a run, and to prepare its first step."
 MEASURING = 2.0
 "Seconds to load a model for its measurement and to draw the pictures."
-LEAST = 0.25
-"Share of a quick run's minutes that is for steps, even if the rest takes all of them."
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,11 @@ class Pace:
     image: float
     "Reading an image and passing it forward."
     fitting: float = 0.0
-    "Fitting a head, for each image."
+    "Fitting a head on all of train."
     write: float = 0.0
     "Writing the weights to a folder."
+    checkpoint: float = 0.0
+    "Writing a checkpoint: the weights and the optimiser's state."
     features: float = 0.0
     "All features that heads are fitted on, computed once for all runs; none where they are in the cache."
 
@@ -74,13 +80,18 @@ class RunLeft:
 
 
 def settle_steps(
-    plan: Plan, left: Sequence[RunLeft], path: Path, device: torch.device, listener: Listener
+    plan: Plan,
+    left: Sequence[RunLeft],
+    path: Path,
+    device: torch.device,
+    listener: Listener,
+    began: float | None = None,
 ) -> int | None:
     """Return the steps of a quick run that fit its minutes; None where the plan says them. Tell what will be done.
 
-    A fine-tuning that has begun keeps its number.
+    A fine-tuning that has begun keeps its number. began: when its minutes began, on time.perf_counter's clock.
     """
-    began = time.perf_counter()
+    began = time.perf_counter() if began is None else began
     steps = None if plan.has_duration else steps_begun(path)
     if not left:
         return steps
@@ -90,7 +101,12 @@ def settle_steps(
         listener.note(Note("timing a few steps", "progress"))
         pace = measure_pace(plan, path, device)
         if not plan.has_duration and steps is None:
-            steps = fitting_steps(plan, pace, plan.minutes * 60 - (time.perf_counter() - began))
+            budget = plan.minutes * 60 - (time.perf_counter() - began)
+            steps = fitting_steps(plan, pace, budget)
+            if (least := total_seconds(plan, [RunLeft(plan.whole, True)], pace, steps)) > budget:
+                needed = rough_duration(least + plan.minutes * 60 - budget)
+                text = f"minutes={plan.minutes:g} is too short: even with one step, the whole run takes about {needed}"
+                listener.note(Note(text, "warning"))
         seconds = total_seconds(plan, left, pace, steps)
         detail = f"{pace.step:.2g} s a step, {pace.image * 1000:.2g} ms an image without learning"
         listener.note(Note(f"measured: {detail}", "estimate"))
@@ -131,7 +147,7 @@ def fitting_steps(plan: Plan, pace: Pace, budget: float) -> int:
     fitting = bisect_right(
         range(1, most + 1), budget, key=lambda steps: total_seconds(plan, run, pace, steps)
     )
-    return max(1, fitting, min(most, int(LEAST * plan.minutes * 60 / pace.step)))
+    return max(1, fitting)
 
 
 def total_seconds(plan: Plan, left: Sequence[RunLeft], pace: Pace, steps: int | None) -> float:
@@ -142,16 +158,16 @@ def total_seconds(plan: Plan, left: Sequence[RunLeft], pace: Pace, steps: int | 
     for run in left:
         train, dev = run.data.train, run.data.dev
         if plan.head_first:
-            seconds += pace.fitting * len(train) + pace.write
+            seconds += pace.fitting * len(train) / len(plan.whole.train) + pace.write
         config = run_config(plan, run.data, steps)
         periods = resolve_periods(config, len(train))
         measured = len(plan.measured if dev is None else dev) * (1 if config.average is None else 2)
         todo = max(0, periods.total - run.done)
         evaluations = math.ceil(todo / periods.evaluate)
-        writes = evaluations + math.ceil(todo / periods.checkpoint) + 1
-        seconds += todo * pace.step + evaluations * measured * pace.image + writes * pace.write
+        seconds += STARTING + todo * pace.step + evaluations * measured * pace.image
+        seconds += (evaluations + 1) * pace.write + math.ceil(todo / periods.checkpoint) * pace.checkpoint
         if run.is_measured:
-            seconds += len(plan.measured) * pace.image + MEASURING
+            seconds += len(plan.measured) * pace.image + pace.write + MEASURING
     return seconds
 
 
@@ -167,11 +183,11 @@ def measure_pace(plan: Plan, path: Path, device: torch.device) -> Pace:
     missing, fitting = 0, 0.0
     if plan.head_first:
         missing = images_without_features(plan, parts, device)
-        fitting = seconds_to_fit(parts.model)
+        fitting = seconds_to_fit(plan.whole.train, parts.model)
     parts.objective.train()
     step = seconds_per_step(config, parts, world)
     image = seconds_per_image(parts, world)
-    return Pace(step, image, fitting, seconds_to_write(parts, path), missing * image)
+    return Pace(step, image, fitting, *seconds_to_write(parts, path, world), missing * image)
 
 
 def seconds_per_step(config: TrainConfig, parts: RunParts, world: World) -> float:
@@ -203,24 +219,34 @@ def seconds_per_image(parts: RunParts, world: World) -> float:
     return (time.perf_counter() - began) / len(some)
 
 
-def seconds_to_fit(model: Model) -> float:
-    """Return how long fitting a head takes for each image: passes over features, on the CPU."""
-    num_classes = model.config.num_classes
+def seconds_to_fit(train: Source, model: Model) -> float:
+    """Return how long fitting a head takes: a strength is chosen in several turns, and each fit takes iterations.
+
+    Few images take many turns, in which the work next to the products counts most.
+    """
+    count, num_classes = min(HEAD_ROWS, len(train)), model.config.num_classes
     width = sum(p.numel() for name, p in model.named_parameters() if name.startswith(HEAD)) // num_classes
-    x = torch.ones(HEAD_ROWS, width, dtype=torch.float64)
-    weights = torch.zeros(width, num_classes, dtype=torch.float64)
-    began = time.perf_counter()
-    for _ in range(2):
-        x.T @ (x @ weights).softmax(1)
-    return (time.perf_counter() - began) / 2 * HEAD_PASSES / HEAD_ROWS
+    x = np.random.default_rng(0).standard_normal((count, width), np.float32)
+    trial = Probe(GRID[len(GRID) // 2], iterations=HEAD_STEPS)
+    times = []
+    for _ in range(HEAD_TRIALS):
+        began = time.perf_counter()
+        trial.fit(x, np.arange(count) % num_classes)
+        times.append((time.perf_counter() - began) / trial.n_iter_)
+    iteration = float(np.median(times)) * len(train) / count
+    fits = len(cut_dev(train.labels, DEV, 0)) * len(GRID) + 1
+    return fits * HEAD_ITERATIONS * num_classes ** (1 / 3) * iteration
 
 
-def seconds_to_write(parts: RunParts, path: Path) -> float:
-    """Return how long it takes to write the weights where runs are kept."""
+def seconds_to_write(parts: RunParts, path: Path, world: World) -> tuple[float, float]:
+    """Return how long it takes to write the weights where runs are kept, and to write a checkpoint there."""
+    totals = Totals(parts.objective.metric_names, world)
     with tempfile.TemporaryDirectory(dir=path) as folder:
         began = time.perf_counter()
         save(parts.model, Path(folder, "model"))
-        return time.perf_counter() - began
+        written = time.perf_counter()
+        checkpoints.save(Path(folder, "checkpoints"), 1, state_tensors(parts, totals), {}, keep=1)
+        return written - began, time.perf_counter() - written
 
 
 def images_without_features(plan: Plan, parts: RunParts, device: torch.device) -> int:

@@ -215,7 +215,7 @@ def make_plan(
         size = in_proportion(start.config, rule.image_size)
     if size != start.config.size and (fitting := fitting_size(start.config, size)) != size:
         raise InputError(
-            f"image_size {write_size(size)} is no multiple of the model's patch; {write_size(fitting)} is"
+            f"image_size {write_size(size)} is not a multiple of the model's patch; {write_size(fitting)} is"
         )
     settings = paper_settings(rule, size) if protocol == "paper" else quick_settings(len(source), size)
     if protocol == "paper" and "duration" in asked:
@@ -243,7 +243,7 @@ def make_plan(
     if asked.get("select") == "best" and whole.dev is None:
         why = ", because the last run of a sweep learns all of train" if sweep else ""
         raise InputError(
-            f"select=best has no images to choose by except those of {test}, which the result is measured on{why}: leave it out"
+            f"select=best has only the images of {test} to choose by, which the result is measured on{why}: leave it out"
         )
     plan = Plan(
         *(start, protocol, transfer, rule, settings, rest, whole, tuning, measured, test, len(source)),
@@ -291,7 +291,7 @@ def check_head_first(plan: Plan) -> None:
         return
     if plan.is_multi_label:
         raise InputError(
-            "head_first fits one label an image, and these have several: leave it out, or set it to false"
+            "head_first fits one label per image, and this data is multi-label: leave it out, or set it to false"
         )
     own = plan.start.config
     if isinstance(own, OwnConfig) and not own.num_features:
@@ -301,7 +301,7 @@ def check_head_first(plan: Plan) -> None:
     for data in filter(None, (plan.whole, plan.tuning)):
         if np.bincount(data.train.labels).max() < 2:
             raise InputError(
-                f"no class of {data.train.data_name} has two images, which fitting a head takes: add images, or set "
+                f"no class of {data.train.data_name} has two images, which fitting a head needs: add images, or set "
                 "head_first=false"
             )
 
@@ -312,7 +312,7 @@ def open_train(data: Data) -> Source:
     if source.spec is None:
         raise InputError(f"{source.data_name} was not opened by open_data; give the DATA that it would take")
     if source.num_classes < 2:
-        raise InputError(f"{source.data_name} has images of one class alone; expected two or more")
+        raise InputError(f"{source.data_name} only has images of one class; expected two or more")
     return source
 
 
@@ -381,7 +381,10 @@ def unlearned(source: Source, measured: Source, test: str) -> list[str]:
     ]
     if not missing:
         return []
-    return [f"{listed(missing)} in {test} have no image to train on, and will be predicted as other classes"]
+    learned_from = source.data_name
+    return [
+        f"{learned_from} has no image of {listed(missing)}: those in {test} will be predicted as other classes"
+    ]
 
 
 def unmeasured(measured: Source, test: str) -> list[str]:
@@ -390,7 +393,10 @@ def unmeasured(measured: Source, test: str) -> list[str]:
         return []
     count = np.bincount(measured.labels, minlength=measured.num_classes)
     missing = [name for name, images in zip(measured.class_names, count, strict=True) if not images]
-    return [f"{test} has no image of {listed(missing)}, so the result doesn't cover it"] if missing else []
+    if not missing:
+        return []
+    which = "this class" if len(missing) == 1 else "these classes"
+    return [f"{test} has no image of {listed(missing)}, so the result doesn't cover {which}"]
 
 
 def cut_train(source: Source, percent: int) -> TrainDev:

@@ -41,7 +41,7 @@ def find_root(folder: str | None) -> Path:
         return cache_folder() / "data"
     root = Path(folder).expanduser()
     if not root.is_dir():
-        raise InputError(f"{folder} is no folder; expected one that holds {', '.join(SETS)} or {VTAB}")
+        raise InputError(f"{folder} is not a folder; expected one that holds {', '.join(SETS)} or {VTAB}")
     return root
 
 
@@ -91,9 +91,9 @@ def find_vtab(root: Path, changes: Sequence[str]) -> tuple[dict[str, Exercise | 
     if not folder.is_dir():
         return {}, f"{root} has no folder {VTAB}"
     if own.protocol == "quick":
-        return {}, "protocol=quick is none of VTAB's: vit vtab has the protocols light and fewshot"
+        return {}, "VTAB has no protocol=quick: vit vtab has the protocols light and fewshot"
     if (duration := duration_of(rest)) is not None and not duration.isdecimal():
-        return {}, f"duration={duration} is no number of steps, which VTAB's protocol takes"
+        return {}, f"duration={duration} is not a number of steps, which VTAB's protocols need"
     if set(str(folder)) & set(",[]"):
         return {}, f"the folder {folder} has a comma or bracket in its name: rename it, or link to it"
     found = find_tasks(str(folder))

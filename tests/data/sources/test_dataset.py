@@ -98,7 +98,7 @@ def test_labels_that_nothing_states_are_read_one_by_one() -> None:
     for labels in (TARGETS, torch.tensor(TARGETS), ["abc"[number] for number in TARGETS]):
         source = open_data(Pairs(labels=labels), progress=lambda done, total: told.append((done, total)))
         assert source.labels.tolist() == TARGETS
-        text = "torch:Pairs: read each of 12 images for its label; an attribute targets would spare that"
+        text = "torch:Pairs: read each of 12 images for its label; an attribute `targets` would make that unnecessary"
         assert source.notes[0] == text
     assert source.class_names == ("a", "b", "c")
     assert told[:12] == [(number, 12) for number in range(1, 13)]

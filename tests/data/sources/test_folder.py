@@ -69,7 +69,7 @@ def test_a_folder_named_like_a_split_is_that_split_and_not_cut(tmp_path: Path, p
     for asked in ("", ":val"):
         source = open_data(val + asked, default="measure")
         assert (source.split, len(source)) == ("val", 40)
-    assert source.notes[0] == f"{val}: all of it is 'val', by its name"
+    assert source.notes[0] == f"{val}: using all of it as 'val', because of its name"
     assert len(open_data(val, default="train")) == 32  # whoever trains on it has splits made
     train = write(tmp_path / "train", files)
     assert (open_data(train).split, len(open_data(train))) == ("train", 40)
@@ -199,14 +199,14 @@ def test_a_folder_inside_a_class_is_a_class_and_warned_of(tmp_path: Path) -> Non
     [warning] = [note for note in source.notes if note.kind == "warning"]
     assert warning == (
         f"'{folder}' is inside the class 'Springer Spaniel' and became a class of its own "
-        "('Springer Spaniel/more/2019'); move its images up if that is not meant"
+        "('Springer Spaniel/more/2019'); move its images up if that was not intended"
     )
     assert not any(note.kind == "warning" for note in open_data(f"{root}:val").notes)
     write(tmp_path, {f"train/b/{number}/1.png": b"" for number in range(3)})
     [warning] = [note for note in open_data(root).notes if note.kind == "warning"]
     assert warning == (
         f"4 folders are inside a class and became classes of their own ('{folder}', '{root}/train/b/0', "
-        f"'{root}/train/b/1' and 1 more); move their images up if that is not meant"
+        f"'{root}/train/b/1' and 1 more); move their images up if that was not intended"
     )
 
 
@@ -221,7 +221,7 @@ def test_a_class_of_one_image_is_learned_from_alone(tmp_path: Path, png: Png) ->
         "c/1.png": png(51),
     }
     root = write(tmp_path, files)
-    told = f"{root}: too few images to measure 2 classes, only trained on: b, c"
+    told = f"{root}: too few images to measure 2 classes, used for training only: b, c"
     counts = {}
     for split in ("train", "val", "test"):
         source = open_data(f"{root}:{split}")
@@ -358,7 +358,7 @@ def test_a_name_that_is_no_text_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, {"a/1.png": b""})
     os.mkdir(os.fsencode(tmp_path) + b"/b\xff")
     (Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff")) / "1.png").write_bytes(b"")
-    assert "is no valid text: rename it" in error(f"{tmp_path}:all")
+    assert "is not valid UTF-8: rename it" in error(f"{tmp_path}:all")
 
 
 def test_a_split_is_made_by_content(tmp_path: Path, png: Png) -> None:

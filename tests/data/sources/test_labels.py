@@ -23,6 +23,6 @@ def test_a_number_far_above_the_images_is_no_class() -> None:
     with pytest.raises(InputError) as error:
         name_classes([0, 1, 999_999_999_999])
     assert str(error.value).startswith(
-        "3 images have labels up to 999999999999, and a number is a class from 0"
+        "3 images have labels up to 999999999999, but labels count classes from 0"
     )
     assert "classes.txt" in str(error.value) and "\n" not in str(error.value)

@@ -62,7 +62,7 @@ def test_threads_share_the_kept_groups_and_few_are_kept(
         order = np.random.default_rng(0).integers(0, 60, 300).tolist()
         assert list(pool.map(source.read, order)) == [f"image {index}".encode() for index in order]
     assert 1 <= len(source._kept) <= 3  # type: ignore[attr-defined]
-    assert source.notes[-1].endswith("tar shards read faster")
+    assert source.notes[-1].endswith("so tar shards are faster")
 
 
 def test_the_hubs_layout_and_names_are_understood(tmp_path: Path) -> None:

@@ -434,7 +434,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x1f\x8b" + b"x" * 1000, "x.tar is no sound tar file: no header at byte 0; unpack a compressed one"),
+        (b"\x1f\x8b" + b"x" * 1000, "x.tar is not an intact tar file: no header at byte 0; unpack a compressed one"),
         (header("a", 1 << 60), "x.tar is cut off: 'a' ends at byte"),
         (header("a", -600), "x.tar is cut off: 'a' ends at byte"),
         (header("a", 1 << 40, tarfile.XHDTYPE), "x.tar is cut off"),

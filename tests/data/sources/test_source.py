@@ -64,7 +64,7 @@ def test_slices_are_pythons(length: int, start: int, stop: int) -> None:
             f"{index}.png" for index in expected
         ]
     else:
-        with pytest.raises(InputError, match="leaves none"):
+        with pytest.raises(InputError, match="selects none"):
             take(source, spec)
 
 
@@ -73,7 +73,7 @@ def test_percent_slices_share_all_images_and_tell_lost_classes() -> None:
     head, tail = take(source, parse_spec("x[:98%]")), take(source, parse_spec("x[98%:]"))
     assert (len(head), len(tail)) == (98, 2)
     assert head.notes == ()
-    assert tail.notes == ("'x[98%:]' leaves no image of 1 of the 2 classes",)
+    assert tail.notes == ("'x[98%:]' has no image of 1 of the 2 classes",)
 
 
 @given(st.permutations("abcd"), st.booleans())

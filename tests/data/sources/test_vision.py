@@ -269,7 +269,7 @@ def test_where_torchvision_has_no_split_one_is_made(name: str, tmp_path: Path) -
         open_data(f"{name}:{split}[root={tmp_path}]", default="train") for split in ("train", "val", "test")
     ]
     assert [part.labels.tolist() for part in parts] == [[0] * 8 + [1] * 8, [0, 1], [0, 1]]
-    assert parts[0].notes[-1] == f"{name}: this split is vitkit's own, none is official"
+    assert parts[0].notes[-1] == f"{name}: this split is vitkit's own; there is no official one"
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
@@ -364,7 +364,9 @@ def test_offline_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(datasets.CIFAR10, "download", lambda self: pytest.fail("it connects"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     spec = f"cifar10[root={tmp_path}/data,download=true]"
-    message = f"cifar10 is not in {tmp_path}/data, and HF_HUB_OFFLINE is set, so that nothing is downloaded: unset it"
+    message = (
+        f"cifar10 is not in {tmp_path}/data, and HF_HUB_OFFLINE is set, so nothing is downloaded: unset it"
+    )
     for _ in range(2):
         with pytest.raises(Absent) as error:
             open_data(spec)

@@ -210,9 +210,7 @@ def _wrapped(data: Any, name: str, split: str, progress: Callable[[int, int], No
             found.append(_label(_pair(data, index, name)[1], _where(name, index)))
             if progress:
                 progress(index + 1, len(data))
-        text = (
-            f"{name}: read each of {len(data):,} images for its label; an attribute targets would spare that"
-        )
+        text = f"{name}: read each of {len(data):,} images for its label; an attribute `targets` would make that unnecessary"
         notes.append(Note(text, "data"))
     class_names = next(filter(None, (_names(getattr(data, where, None)) for where in NAMES)), None)
     order = "in the data set's order" if class_names else None

@@ -71,7 +71,7 @@ def open_folder(
         raise InputError(f"{root} holds its splits one folder deeper: open {inner}")
     own = _own_split(root, spec.split, default) if not splits else None
     if own:
-        split, notes = own, [Note(f"{name}: all of it is {own!r}, by its name", "data")]
+        split, notes = own, [Note(f"{name}: using all of it as {own!r}, because of its name", "data")]
     else:
         asked = WORDS.get(spec.split or default)
         if asked in named.unusable:
@@ -191,7 +191,7 @@ def scan(root: str) -> Scan:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise InputError(f"the folder name {name!r} in {root} is no valid text: rename it") from None
+            raise InputError(f"the folder name {name!r} in {root} is not valid UTF-8: rename it") from None
     return found
 
 
@@ -259,7 +259,7 @@ def _oddities(found: Scan, root: str) -> Iterator[Note]:
         text = (
             f"{len(inside):,} folders are inside a class and became classes of their own ({some}); move their"
         )
-    yield Note(f"{text} images up if that is not meant", "warning")
+    yield Note(f"{text} images up if that was not intended", "warning")
 
 
 def _class_around(name: str, classes: Container[str]) -> str | None:

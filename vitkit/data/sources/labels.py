@@ -48,8 +48,8 @@ def name_classes(labels: Sequence[Label]) -> tuple[str, ...]:
         highest = max(numbers, default=-1)
         if highest >= max(_MOST_CLASSES, 10 * len(numbers)):
             raise InputError(
-                f"{len(numbers):,} images have labels up to {highest}, and a number is a class from 0 on: "
-                "number the classes one after the other, or write classes.txt with one name a line"
+                f"{len(numbers):,} images have labels up to {highest}, but labels count classes from 0: "
+                "number the classes consecutively, or write classes.txt with one name per line"
             )
         return tuple(map(str, range(highest + 1)))
     names = {str(label) for label in labels}
@@ -105,7 +105,7 @@ def parse_names(data: bytes, path: str | os.PathLike[str]) -> tuple[str, ...]:
         raise InputError(f"{path} is not UTF-8 text") from None
     for number, name in enumerate(names, 1):
         if not name:
-            raise InputError(f"{path}, line {number}, is empty; expected one class name a line")
+            raise InputError(f"{path}, line {number}, is empty; expected one class name per line")
         if name in names[: number - 1]:
             raise InputError(f"{path} names class {name!r} twice")
     return tuple(names)

@@ -130,8 +130,8 @@ def open_parquet(files: Sequence[str], spec: DataSpec, default: Default) -> Sour
         raise InputError(f"{spec.source} has no rows in its split {chosen.split!r}")
     if source.num_bytes > KEPT_BYTES:
         text = (
-            f"{spec.source}: {source.num_bytes / 1e9:.1f} GB in {len(source.groups):,} row groups, of which a random "
-            "read decodes a whole one; tar shards read faster"
+            f"{spec.source}: {source.num_bytes / 1e9:.1f} GB in {len(source.groups):,} row groups; each random read "
+            "decodes a whole group, so tar shards are faster"
         )
         notes.append(Note(text, "data"))
     source.notes = tuple(notes)

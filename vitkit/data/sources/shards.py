@@ -196,7 +196,7 @@ def _version(url: str) -> tuple[dict[str, str], int]:
         info = ask(url, lambda: system.info(path))
         if info.get("size") is None:
             raise InputError(
-                f"{url}: its server doesn't say its size, so that it can't be read by ranges: copy it here"
+                f"{url}: the server doesn't say how large the file is, so parts of it can't be read: copy it here"
             )
         return {name: str(info[name]) for name in _VERSION if name in info}, info["size"]
     try:
@@ -252,7 +252,7 @@ def _label(labels: dict[str, bytes], where: str) -> str:
         try:
             texts["json"] = _field(json.loads(texts["json"]))
         except (ValueError, RecursionError):
-            raise InputError(f"{where} has a .json that is none") from None
+            raise InputError(f"{where} has a .json that is not valid JSON") from None
     text = next((text for text in texts.values() if text), None)
     if text is None:
         raise InputError(
@@ -310,7 +310,7 @@ def list_members(file: BinaryIO, size: int, where: str) -> Iterator[Member]:
         if header.type in _LONG:
             if header.size > _MOST_NAME:
                 raise InputError(
-                    f"{where} is no sound tar file: a name of {header.size:,} bytes at byte {place:,}"
+                    f"{where} is not an intact tar file: a name of {header.size:,} bytes at byte {place:,}"
                 )
             file.seek(place)
             data = file.read(header.size)
@@ -345,7 +345,7 @@ def _header(file: BinaryIO, place: int, size: int, where: str) -> tarfile.TarInf
                 f"{where} is cut off: it ends at byte {size:,} without a tar file's end; copy it again"
             ) from None
         packed = "; unpack a compressed one to .tar first" if not place else ""
-        raise InputError(f"{where} is no sound tar file: no header at byte {place:,}{packed}") from None
+        raise InputError(f"{where} is not an intact tar file: no header at byte {place:,}{packed}") from None
 
 
 def _fields(data: bytes, where: str, place: int) -> dict[str, str]:
@@ -363,7 +363,7 @@ def _fields(data: bytes, where: str, place: int) -> dict[str, str]:
         int(fields.get("size", "0"))
     except ValueError:
         raise InputError(
-            f"{where} is no sound tar file: a broken extended header at byte {place:,}"
+            f"{where} is not an intact tar file: a broken extended header at byte {place:,}"
         ) from None
     return fields
 

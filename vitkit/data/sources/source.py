@@ -347,11 +347,11 @@ def take(source: Source, spec: DataSpec) -> Source:
     if len(indices) == len(source):
         return source
     if not len(indices):
-        raise InputError(f"data spec '{spec}' leaves none of the {len(source)} images")
+        raise InputError(f"data spec '{spec}' selects none of the {len(source)} images")
     part = Subset(source, indices)
     lost = int(np.count_nonzero(_present(source) & ~_present(part)))
     if lost:
-        text = f"'{spec}' leaves no image of {lost} of the {source.num_classes} classes"
+        text = f"'{spec}' has no image of {lost} of the {source.num_classes} classes"
         part.notes += (Note(text, "warning"),)
     return part
 
@@ -432,7 +432,7 @@ def choose_shots(
     unreadable: images that are passed over; a class of which all are is skipped.
     """
     if labels.ndim != 1:
-        raise InputError("shots are defined for images with one label each")
+        raise InputError("shots need one label per image")
     generator = np.random.default_rng(seed)
     chosen = []
     for number, name in enumerate(class_names):

@@ -241,7 +241,7 @@ def open_vision(spec: DataSpec, default: Default) -> Source:
         return source
     made = make_split(source, split, str(_root(spec) / name))
     if made is not source:
-        made.notes += (Note(f"{name}: this split is vitkit's own, none is official", "data"),)
+        made.notes += (Note(f"{name}: this split is vitkit's own; there is no official one", "data"),)
     return made
 
 
@@ -290,7 +290,9 @@ def _load(spec: DataSpec, row: DataSet, arguments: Arguments, place: Place) -> A
     downloads = spec.download and not is_offline() and not place.link
     missing = f"{spec.source} is not in {root}: {_layout(root, row)}; {_advice(spec, row)}"
     if spec.download and is_offline():
-        missing = f"{spec.source} is not in {root}, and HF_HUB_OFFLINE is set, so that nothing is downloaded: unset it"
+        missing = (
+            f"{spec.source} is not in {root}, and HF_HUB_OFFLINE is set, so nothing is downloaded: unset it"
+        )
     if not downloads and not root.is_dir():
         raise Absent(missing)
     if downloads:

@@ -142,7 +142,9 @@ def run_vtab(
     check_protocol(
         asked.protocol, steps=asked.steps, seeds=asked.seeds, sweep=asked.sweep, changes=asked.changes
     )
-    check_alone("VTAB runs in one process; several share a run folder by --tasks of their own")
+    check_alone(
+        "VTAB runs in one process; several processes can share a run folder, each with its own --tasks"
+    )
     _check_data(data)
     chosen = choose_tasks(data, tasks)
     on = choose_device(device)
@@ -217,7 +219,7 @@ def _check_data(data: str) -> None:
         return
     if not Path(data).expanduser().is_dir():
         raise InputError(
-            f"{data} is no folder; expected shapes, or the folder of VTAB's tasks, such as one with "
+            f"{data} is not a folder; expected shapes, or the folder of VTAB's tasks, such as one with "
             "cifar/train800val200.txt in it"
         )
     if set(data) & set(",[]"):

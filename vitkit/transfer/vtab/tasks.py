@@ -97,7 +97,7 @@ def choose_tasks(data: str, asked: str | None) -> list[str]:
         if name not in every:
             raise InputError(f"shapes has no task {name!r}; there are {', '.join(every)}")
     if not names:
-        raise InputError("--tasks names no task; expected such as --tasks dtd,svhn")
+        raise InputError("--tasks names no task; expected tasks such as --tasks dtd,svhn")
     return [name for name in every if name in names]
 
 
