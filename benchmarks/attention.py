@@ -351,7 +351,10 @@ def time_table(rows: list[dict[str, Any]], measure: str) -> str:
 
     def cell(kind: str, count: int) -> str:
         value = cells.get((kind, count))
-        return "" if value is None else f"{value / scale / images[count]:,.3g}"
+        if value is None:
+            return ""
+        value /= scale * images[count]
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
     lines = [f"| tokens | {' | '.join(f'{count:,}' for count in tokens)} |", "|---|" + "---:|" * len(tokens)]
     for kind in (*KINDS, DENSE):
