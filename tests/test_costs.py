@@ -560,6 +560,14 @@ def test_the_cost_of_another_attention(vit: Any) -> None:
     assert full["macs"] - local["macs"] == 12 * 2 * 768 * (1025**2 - pairs)
 
 
+def test_only_vits_have_another_attention(vit: Any) -> None:
+    answer = vit("cost", "CCT-7/3x1", "--attention", "local")
+    assert answer.status == 2
+    assert answer.err == (
+        "error: CCT-7/3x1 has one kind of attention or none: --attention is for ViTs and hybrids\n"
+    )
+
+
 def test_json_of_several_models_is_a_list(vit: Any) -> None:
     flags = ("--image-size", "224x160", "--num-classes", "0", "--images", "1000", "--json")
     answer = vit("cost", "B/16", "BiT-R50x1", *flags)

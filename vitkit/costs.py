@@ -173,6 +173,8 @@ def cost(
     if "@" in model or os.path.exists(model):
         raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
     Bounds(at_least=1).check("images", images)
+    if attention is not None and not isinstance(model_config(model), ViTConfig):
+        raise InputError(f"{model} has one kind of attention or none: --attention is for ViTs and hybrids")
     given = {"image_size": image_size, "num_classes": num_classes, "attention": attention}
     config = model_config(model, **{name: value for name, value in given.items() if value is not None})
     found = cost_of(config)
@@ -416,10 +418,9 @@ def _vit_attention(config: ViTConfig, axis: Axis | None) -> Iterator[Operation]:
     if config.positions == "relative":
         yield _relative_logits(tokens, width, config.heads)
     found = attention_cost(config, axis)
-    rank = config.attention_rank or 0
     yield Operation(
         "attention",
-        parameters=2 * config.num_patches * rank,
+        parameters=found.parameters,
         macs=2 * found.pairs * (width // config.heads) + found.more_macs,
         elementwise=found.pairs,
         saved=found.saved,

@@ -42,6 +42,22 @@ def test_blocks_hold_all_that_is_seen(grid: tuple[int, int], radius: tuple[int, 
     assert blocks[query // window.BLOCK, key // window.BLOCK][seen].all()
 
 
+def test_a_mask_made_for_a_prediction_serves_training() -> None:
+    with torch.inference_mode():
+        found = window.block_mask((12, 11), (2, 2), 1, torch.device("cpu"))
+    assert found is window.block_mask((12, 11), (2, 2), 1, torch.device("cpu"))
+    assert not found.kv_indices.is_inference() and not found.kv_num_blocks.is_inference()
+
+
+def test_the_number_of_compiled_shapes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is compiled for itself; PyTorch would run further ones with the matrix of all pairs."""
+    monkeypatch.setattr(window, "runs_triton", lambda q: True)
+    monkeypatch.setattr(window, "_compiled_shapes", set())
+    queries = [torch.zeros(batch, 2, 64, 16) for batch in range(1, 41)]
+    fitting = [window.can_use(q, (8, 8), (1, 1), 0.0) for q in (*queries, *queries)]
+    assert fitting == 2 * [*[True] * 32, *[False] * 8]
+
+
 def test_few_blocks_are_computed() -> None:
     found = window.block_mask((64, 64), (3, 3), 0, torch.device("cpu"))
     assert found.to_dense().float().mean() < 0.2
@@ -67,6 +83,6 @@ def test_it_is_part_of_a_compiled_model(monkeypatch: pytest.MonkeyPatch) -> None
     model, images = build(config).eval(), torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         expected = model(images)
-        monkeypatch.setattr(window, "can_use", lambda q, dropout: True)
+        monkeypatch.setattr(window, "can_use", lambda *arguments: True)
         found = torch.compile(model, backend="aot_eager", fullgraph=True)(images)
     torch.testing.assert_close(found, expected)

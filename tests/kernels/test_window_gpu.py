@@ -33,7 +33,7 @@ def drawn(grid: tuple[int, int], prefix: int, device: str, dtype: torch.dtype) -
 def test_on_a_gpu_it_equals_the_plain_window(grid: tuple[int, int], prefix: int) -> None:
     inputs = drawn(grid, prefix, "cuda", torch.float32)
     half = [x.detach().bfloat16().requires_grad_() for x in inputs]
-    assert window.can_use(half[0], 0.0)
+    assert window.can_use(half[0], grid, (3, 3), 0.0)
     found = window.window_attention(*half, grid, (3, 3))
     gradients = torch.autograd.grad(found.float().square().sum(), half)
     exact = [x.detach().cpu().double().requires_grad_() for x in half]

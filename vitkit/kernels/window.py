@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from vitkit.kernels import runs_triton
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
 "Tokens in a block: flex_attention's default."
 SIZES = (16, 32, 64, 128)
+MOST_SHAPES = 32
+"Shapes that are compiled in one process, each of which takes seconds; further ones run in tiles."
 
 
-def can_use(q: Tensor, dropout: float) -> bool:
+def can_use(q: Tensor, grid: tuple[int, int], radius: tuple[int, int], dropout: float) -> bool:
     """Return whether `window_attention` supports these queries; flex_attention has no dropout."""
-    return dropout == 0.0 and q.shape[-1] in SIZES and runs_triton(q)
+    if dropout > 0.0 or q.shape[-1] not in SIZES or not runs_triton(q):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    modes = torch.is_grad_enabled() and q.requires_grad, torch.is_inference_mode_enabled()
+    shape = (*q.shape, q.dtype, q.device, grid, radius, *modes)
+    if shape not in _compiled_shapes and len(_compiled_shapes) < MOST_SHAPES:
+        _compiled_shapes.add(shape)
+    return shape in _compiled_shapes
+
+
+_compiled_shapes: set[tuple[Any, ...]] = set()
 
 
 def window_attention(
@@ -30,11 +46,18 @@ def window_attention(
     mask = block_mask(grid, radius, prefix, q.device)
     # The mask's blocks are square, so the prefix has queries too; their results are dropped.
     padded = F.pad(q, (0, 0, prefix, 0))
-    attend = _attend if torch.compiler.is_compiling() else _compiled()
-    return attend(padded, k.contiguous(), v.contiguous(), mask)[:, :, prefix:]
+    if torch.compiler.is_compiling():
+        return _attend(padded, k.contiguous(), v.contiguous(), mask)[:, :, prefix:]
+    from torch._dynamo import config  # takes a while to import
+
+    # PyTorch's own limit is eight shapes; beyond it flex_attention would run uncompiled.
+    with config.patch(recompile_limit=2 * MOST_SHAPES):
+        return _compiled()(padded, k.contiguous(), v.contiguous(), mask)[:, :, prefix:]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
     mixed = flex_attention(q, k, v, block_mask=mask)
     assert isinstance(mixed, Tensor)
     return mixed
@@ -43,7 +66,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
 @functools.cache
 def _compiled() -> Callable[[Tensor, Tensor, Tensor, BlockMask], Tensor]:
     # Without compilation flex_attention builds the matrix of all pairs.
-    return torch.compile(_attend, dynamic=False)
+    return torch.compile(_attend, dynamic=False, fullgraph=True)
 
 
 def block_mask(
@@ -52,12 +75,15 @@ def block_mask(
     """Return the mask of a window, found from blocks alone, not from all pairs of tokens."""
     if torch.compiler.is_compiling():
         return _block_mask(grid, radius, prefix, device)
-    return _kept_block_mask(grid, radius, prefix, device)
+    with torch.inference_mode(False):  # a mask that is kept may be needed for gradients later
+        return _kept_block_mask(grid, radius, prefix, device)
 
 
 def _block_mask(
     grid: tuple[int, int], radius: tuple[int, int], prefix: int, device: torch.device
 ) -> BlockMask:
+    from torch.nn.attention.flex_attention import BlockMask
+
     columns, tokens = grid[1], prefix + grid[0] * grid[1]
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class TransformerConfig(ModelConfig):
         return self.num_prefix + self.num_patches
 
 
-# Each setting of a kind of attention, and its default. Other kinds don't have it.
+# Each setting of a kind of attention, and its default; None is the grid's width. Other kinds don't have it.
 ATTENTION_SETTINGS: dict[str, tuple[AttentionKind, int | None]] = {
     "attention_window": ("local", 7),
     "attention_stride": ("sparse", None),
@@ -230,14 +230,11 @@ class ViTConfig(TransformerConfig):
         )
 
     def _check_attention(self) -> None:
-        for name, (kind, default) in ATTENTION_SETTINGS.items():
-            if self.attention != kind:
-                self.require(
-                    getattr(self, name) is None,
-                    f"{name} applies to attention {kind!r}, not {self.attention!r}: remove it",
-                )
-            elif getattr(self, name) is None:
-                object.__setattr__(self, name, default)
+        for name, (kind, _) in ATTENTION_SETTINGS.items():
+            self.require(
+                self.attention == kind or getattr(self, name) is None,
+                f"{name} applies to attention {kind!r}, not {self.attention!r}: remove it",
+            )
         if self.attention == "full":
             return
         self.require(
@@ -256,11 +253,16 @@ class ViTConfig(TransformerConfig):
             self.require(
                 self.heads > 1, "attention 'sparse' needs at least 2 heads: each half sees other patches"
             )
-            stride = self.attention_stride or self.grid[1]
+            stride = self.attention_setting("attention_stride")
             self.require(
                 stride <= self.num_patches,
                 f"attention_stride {stride} is larger than the number of patches, {self.num_patches}",
             )
+
+    def attention_setting(self, name: str) -> int:
+        """Return a setting of this kind of attention, as given or by default."""
+        given, default = getattr(self, name), ATTENTION_SETTINGS[name][1]
+        return int(given or default or self.grid[1])
 
     @property
     def num_layers(self) -> int:

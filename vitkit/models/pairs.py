@@ -14,6 +14,10 @@ SHORTEST_TILE = 8
 "Fewest rows or columns of queries that share a copy of their surroundings' keys."
 
 
+MOST_DIRECT = 64
+"Most hash buckets that have a random direction each; more are pairs of hashes."
+
+
 @dataclass(frozen=True)
 class AttentionCost:
     """The cost of one attention between its projections, for one image."""
@@ -26,6 +30,7 @@ class AttentionCost:
     "Bytes kept regardless of the precision."
     more_macs: int = 0
     "Multiply-adds besides the two for each pair and channel of a head."
+    parameters: int = 0
 
 
 def tile_side(side: int, reach: int) -> int:
@@ -33,9 +38,16 @@ def tile_side(side: int, reach: int) -> int:
     return min(side, max(SHORTEST_TILE, reach))
 
 
-def buckets(patches: int, chunk: int) -> int:
-    """Return the number of hash buckets: about one for each chunk, in pairs of opposite directions."""
-    return 2 * max(1, round(patches / chunk / 2))
+def bucket_factors(patches: int, chunk: int) -> tuple[int, ...]:
+    """Return even numbers whose product is the number of hash buckets: about one bucket for each chunk.
+
+    Many buckets are two factors, as published: a hash of each, so that hashing costs the square root as much.
+    """
+    total = 2 * max(1, round(patches / chunk / 2))
+    if total <= MOST_DIRECT:
+        return (total,)
+    first = 2 * round(total**0.5 / 2)
+    return first, 2 * round(total / first / 2)
 
 
 def attention_cost(config: ViTConfig, axis: Axis | None = None) -> AttentionCost:
@@ -50,12 +62,11 @@ def attention_cost(config: ViTConfig, axis: Axis | None = None) -> AttentionCost
             parts = [_groups(config, heads, columns, rows, rows)]
             return _on_grid(config, heads * columns * rows**2, parts)
         case "local":
-            assert config.attention_window is not None
-            reach = config.attention_window // 2
+            reach = config.attention_setting("attention_window") // 2
             pairs = heads * _near(rows, reach) * _near(columns, reach)
             return _on_grid(config, pairs, [_window(config, heads, (rows, columns), (reach, reach))])
         case "sparse":
-            stride, near = config.attention_stride or columns, (heads + 1) // 2
+            stride, near = config.attention_setting("attention_stride"), (heads + 1) // 2
             lengths = [len(range(first, patches, stride)) for first in range(stride)]
             pairs = near * _near(patches, stride) + (heads - near) * sum(length**2 for length in lengths)
             parts = [
@@ -64,11 +75,11 @@ def attention_cost(config: ViTConfig, axis: Axis | None = None) -> AttentionCost
             ]
             return _on_grid(config, pairs, parts)
         case "linformer":
-            rank = config.attention_rank or 0
+            rank = config.attention_setting("attention_rank")
             saved = 3 * tokens * width + 2 * (prefix + rank) * width + 2 * patches * width
             mixing = 2 * patches * rank * width
             return AttentionCost(
-                heads * tokens * (prefix + rank), saved, 4 * heads * tokens, more_macs=mixing
+                heads * tokens * (prefix + rank), saved, 4 * heads * tokens, mixing, 2 * patches * rank
             )
         case "reformer":
             return _hashed(config)
@@ -114,12 +125,11 @@ def _near(length: int, reach: int) -> int:
 
 def _hashed(config: ViTConfig) -> AttentionCost:
     """Count what Reformer computes: each chunk with itself and the one before, in every round. Memory is an estimate."""
-    assert config.attention_hashes is not None and config.attention_chunk is not None
     heads, width, prefix, patches = config.heads, config.width, config.num_prefix, config.num_patches
-    rounds, chunk = config.attention_hashes, config.attention_chunk
+    rounds, chunk = (config.attention_setting(f"attention_{name}") for name in ("hashes", "chunk"))
     sorted_patches = rounds * chunk * ceil(patches / chunk)
     compared = 2 * chunk * sorted_patches
-    hashing = rounds * patches * width * buckets(patches, chunk) // 2
+    hashing = rounds * patches * width * sum(bucket_factors(patches, chunk)) // 2
     return AttentionCost(
         heads * (compared + prefix * (patches + config.num_tokens)),
         # Logits and weights are in float32, with a mask of one byte. The other terms were fitted to measurements.

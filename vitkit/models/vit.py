@@ -74,8 +74,6 @@ class Block(nn.Module):
     def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), record, layer)))
         x = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
-        if record is not None:
-            record.keep("tokens", x, layer)
         return x
 
 
@@ -89,6 +87,8 @@ class AxialBlock(nn.Module):
 
     def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
         x = self.row(x, record, 2 * layer)
+        if record is not None:
+            record.keep("tokens", x, 2 * layer)
         return self.column(x, record, 2 * layer + 1)
 
 
@@ -167,6 +167,8 @@ class VisionTransformer(Model):
                 tokens = recomputed(block, tokens, *(() if record is None else (record, layer)))
             else:
                 tokens = block(tokens, record, layer)
+            if record is not None:
+                record.keep("tokens", tokens, (layer + 1) * self.config.num_layers // self.config.depth - 1)
         return self.norm(tokens)
 
     def embed(self, images: Tensor, corrupt: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -248,7 +250,7 @@ class VisionTransformer(Model):
         if new.attention == "linformer" and new.grid != self.config.grid:
             old, asked = (f"{rows}x{columns}" for rows, columns in (self.config.grid, new.grid))
             raise InputError(
-                f"attention 'linformer' has weights for {old} patches, so the image size can't change to one of {asked} patches"
+                f"attention 'linformer' is tied to its grid of {old} patches; this image size has {asked}"
             )
         super().set_image_size(image_size)
 

@@ -39,8 +39,8 @@ class MaskedAutoencoding(PatchObjective):
             raise InputError("objective mae needs positions that are added at the stem")
         if self.config.attention != "full":
             raise InputError(
-                "objective mae needs attention 'full', since its encoder reads only a few patches, "
-                f"not {self.config.attention!r}"
+                f"objective mae needs attention 'full', not {self.config.attention!r}, "
+                "because its encoder reads only a few patches"
             )
         if patch_norm and self.config.channels * self.patch**2 == 1:
             raise InputError(

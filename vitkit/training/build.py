@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 EVALUATION_BATCH = 512
 
 
+SAME_WEIGHTS = {"full", "local", "sparse"}
+"Kinds of attention that can start from each other's weights."
+
+
 @dataclass(frozen=True)
 class Periods:
     """The run's durations in steps."""
@@ -292,6 +296,12 @@ def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
     wanted = override(model.config, settings, "model")
     if wanted == model.config:
         return model
+    kinds = [getattr(config, "attention", "full") for config in (model.config, wanted)]
+    if kinds[0] != kinds[1] and not {*kinds} <= SAME_WEIGHTS:
+        raise InputError(
+            f"attention {kinds[1]!r} has other weights than {kinds[0]!r}, so training can't start from {name}: "
+            f"change only between {', '.join(sorted(SAME_WEIGHTS))}, or train from scratch"
+        )
     changed = build_module(wanted)
     try:
         changed.load_state_dict(model.state_dict())

@@ -157,6 +157,18 @@ def test_like_queries_share_a_bucket_and_opposite_ones_do_not() -> None:
     assert near > 0.7
 
 
+def test_many_buckets_are_pairs_of_hashes() -> None:
+    config = ViTConfig(image_size=256, patch=2, width=32, heads=2, attention="reformer")
+    attention, _ = make(config)
+    assert isinstance(attention, ReformerAttention)
+    assert attention.factors == (22, 24)  # 16,384 patches in chunks of 32
+    assert attention.rotations.shape == (2, 16, 23)
+    q = torch.randn(1, 2, 16_384, 16, dtype=torch.float64)
+    buckets = attention.hash(q)
+    assert torch.equal(buckets, attention.hash(3 * q)) and not (buckets == attention.hash(-q)).any()
+    assert int(buckets.max()) < 22 * 24 and len(buckets.unique()) > 500
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "axial": {},
     "local": {"attention_window": 3},

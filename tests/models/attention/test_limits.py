@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_linformer_refuses_another_size_and_stays_as_it_is() -> None:
     with pytest.raises(InputError) as error:
         model.set_image_size(24)
     assert str(error.value) == (
-        "attention 'linformer' has weights for 4x4 patches, so the image size can't change to one of 6x6 patches"
+        "attention 'linformer' is tied to its grid of 4x4 patches; this image size has 6x6"
     )
     assert model.config.size == (16, 16)
     model.set_image_size(19)  # the same patches
@@ -80,7 +81,7 @@ def test_linformer_says_why_it_records_no_attention() -> None:
 def test_a_linformer_is_refused_at_another_size_in_one_line(tmp_path: Any) -> None:
     vitkit.save(build(ViTConfig(**TINY, attention="linformer")), tmp_path / "model")
     assert vitkit.load(tmp_path / "model").model.config.attention == "linformer"  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match="so the image size can't change to one of 6x6 patches"):
+    with pytest.raises(InputError, match="tied to its grid of 4x4 patches"):
         vitkit.load(tmp_path / "model", image_size=24)
 
 
@@ -91,14 +92,32 @@ def test_masked_autoencoding_needs_full_attention() -> None:
             model, Preprocessing(), mask_share=0.5, decoder_width=32, decoder_depth=1, patch_norm=False
         )
     assert str(error.value) == (
-        "objective mae needs attention 'full', since its encoder reads only a few patches, not 'local'"
+        "objective mae needs attention 'full', not 'local', because its encoder reads only a few patches"
     )
 
 
 def test_missing_patches_are_refused() -> None:
     model: Any = build(ViTConfig(**TINY, attention="axial"))
-    with pytest.raises(InputError, match="attention 'axial' needs all patches in their places"):
+    with pytest.raises(InputError, match="attention 'axial' needs all patches, but some were dropped"):
         model.encode(torch.zeros(1, 3, 16, 16), keep=torch.zeros(1, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("old", ["axial", "local", "sparse", "linformer", "reformer"])
+@pytest.mark.parametrize("new", ["full", "axial", "local", "sparse", "linformer", "reformer"])
+def test_a_config_changes_its_kind(old: Any, new: Any) -> None:
+    """Defaults of one kind don't stand in the way of another."""
+    config = ViTConfig(**TINY, attention=old)
+    assert replace(config, attention=new) == ViTConfig(**TINY, attention=new)
+
+
+def test_a_huge_reformer_allocates_nothing_before_its_weights_are_there() -> None:
+    config = ViTConfig(
+        image_size=1020, patch=1, width=2**18, depth=1, heads=1, attention="reformer", attention_hashes=16,
+        attention_chunk=8,
+    )  # fmt: skip
+    with torch.device("meta"):
+        attention = build_attention(config)
+    assert attention.rotations.is_meta  # type: ignore[union-attr]
 
 
 def test_a_reformer_drops_patches() -> None:
@@ -153,3 +172,5 @@ def test_memory_is_far_from_that_of_all_pairs(kind: Any) -> None:
     at_8192 = peak(build_attention(config(64, 128, kind), axis), 8193, 64)
     assert at_4096 < dense / 4
     assert at_8192 < 3 * at_4096
+    at_16384 = peak(build_attention(config(128, 128, kind), axis), 16385, 64)
+    assert at_16384 < 3 * at_8192

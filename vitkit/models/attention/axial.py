@@ -16,7 +16,7 @@ class RowAttention(GridAttention):
     def mix_patches(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         return attend_rows(q, k, v, self.grid, dropout)
 
-    def sees(self, q: Tensor, k: Tensor) -> Tensor:
+    def sees(self, q: Tensor) -> Tensor:
         rows, _ = self.places(q)
         return rows[:, None] == rows
 
@@ -27,7 +27,7 @@ class ColumnAttention(GridAttention):
     def mix_patches(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         return attend_columns(q, k, v, self.grid[1], dropout)
 
-    def sees(self, q: Tensor, k: Tensor) -> Tensor:
+    def sees(self, q: Tensor) -> Tensor:
         _, columns = self.places(q)
         return columns[:, None] == columns
 

@@ -40,8 +40,7 @@ class GridAttention(Attention):
         q, k, v = unpack(qkv)
         if self.needs_all_patches and q.shape[2] != self.num_prefix + math.prod(self.grid):
             raise InputError(
-                f"attention {self.kind!r} needs all patches in their places; some are left out here, "
-                "so use attention 'full' or 'reformer'"
+                f"attention {self.kind!r} needs all patches, but some were dropped: use 'full' or 'reformer'"
             )
         return join_heads(self.mix_tokens(q, k, v, dropout))
 
@@ -61,10 +60,10 @@ class GridAttention(Attention):
         raise NotImplementedError
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        seen = F.pad(self.sees(q, k), (self.num_prefix, 0, self.num_prefix, 0), value=True)
+        seen = F.pad(self.sees(q), (self.num_prefix, 0, self.num_prefix, 0), value=True)
         return attention_weights(q, k, torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf))
 
-    def sees(self, q: Tensor, k: Tensor) -> Tensor:
+    def sees(self, q: Tensor) -> Tensor:
         """Return which patches each patch sees, True or False: (..., patches, patches)."""
         raise NotImplementedError
 

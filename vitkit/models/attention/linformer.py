@@ -17,9 +17,9 @@ class LinformerAttention(GridAttention):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        assert config.attention_rank is not None
-        self.key_mixtures = nn.Linear(config.num_patches, config.attention_rank, bias=False)
-        self.value_mixtures = nn.Linear(config.num_patches, config.attention_rank, bias=False)
+        rank = config.attention_setting("attention_rank")
+        self.key_mixtures = nn.Linear(config.num_patches, rank, bias=False)
+        self.value_mixtures = nn.Linear(config.num_patches, rank, bias=False)
 
     def set_grid(self, grid: Grid) -> None:
         assert not hasattr(self, "grid") or grid == self.grid, "configs refuse another grid"

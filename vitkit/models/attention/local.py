@@ -20,13 +20,12 @@ class LocalAttention(GridAttention):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
-        assert config.attention_window is not None
-        self.radius = config.attention_window // 2
+        self.radius = config.attention_setting("attention_window") // 2
 
     def mix_patches(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         return attend_window(q, k, v, self.grid, (self.radius, self.radius), dropout)
 
-    def sees(self, q: Tensor, k: Tensor) -> Tensor:
+    def sees(self, q: Tensor) -> Tensor:
         rows, columns = self.places(q)
         near_rows = (rows[:, None] - rows).abs() <= self.radius
         return near_rows & ((columns[:, None] - columns).abs() <= self.radius)
@@ -34,7 +33,9 @@ class LocalAttention(GridAttention):
 
 def attend_window(q: Tensor, k: Tensor, v: Tensor, grid: Grid, radius: Sides, dropout: float) -> Tensor:
     """Attend to patches at most `radius` rows and columns away. `k` and `v` have the prefix before the patches."""
-    if kernel.can_use(q, dropout):
+    if all(reach >= side - 1 for reach, side in zip(radius, grid, strict=True)):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    if kernel.can_use(q, grid, radius, dropout):
         return kernel.window_attention(q, k, v, grid, radius)
     prefix = k.shape[2] - q.shape[2]
     tile = (tile_side(grid[0], radius[0]), tile_side(grid[1], radius[1]))
@@ -60,9 +61,8 @@ def cut_tiles(x: Tensor, tile: Sides, around: Sides) -> Tensor:
 def join_tiles(x: Tensor, tile: Sides, grid: Grid) -> Tensor:
     """Put tiles (batch, heads, tiles, cells, size) together again, as patches in raster order."""
     tiles = [-(-side // length) for side, length in zip(grid, tile, strict=True)]
-    x = x.unflatten(3, tile).unflatten(
-        2, tiles
-    )  # (batch, heads, tile rows, tile columns, rows, columns, size)
+    # (batch, heads, tile rows, tile columns, rows, columns, size)
+    x = x.unflatten(3, tile).unflatten(2, tiles)
     x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)  # (batch, heads, rows, columns, size)
     return x[:, :, : grid[0], : grid[1]].flatten(2, 3)
 

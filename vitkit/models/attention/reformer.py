@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from vitkit.models.attention.attention import attention_weights
 from vitkit.models.attention.grid import GridAttention
 from vitkit.models.configs import ViTConfig
-from vitkit.models.pairs import buckets
+from vitkit.models.pairs import bucket_factors
 from vitkit.models.positions import Grid
 
-SELF = -1e5
-"Added to a token's logit for itself: queries are keys, so it would outweigh all others. It remains if nothing else is seen."
+SELF = -5e4  # in the range of float16
+"Added to a token's logit for itself: queries are keys, so it would outweigh all others. A token that sees no other still sees itself."
 
 
 class ReformerAttention(GridAttention):
@@ -30,8 +30,8 @@ class ReformerAttention(GridAttention):
     rotations: Tensor
 
     def __init__(self, config: ViTConfig) -> None:
-        assert config.attention_hashes is not None and config.attention_chunk is not None
-        self.rounds, self.chunk = config.attention_hashes, config.attention_chunk
+        self.rounds = config.attention_setting("attention_hashes")
+        self.chunk = config.attention_setting("attention_chunk")
         super().__init__(config)
         self.qkv = nn.Linear(config.width, 2 * config.width)  # shared queries and keys, and values
         self.register_buffer("rotations", None, persistent=False)
@@ -44,10 +44,12 @@ class ReformerAttention(GridAttention):
 
     def reset_tables(self) -> None:
         size = self.qkv.in_features // self.heads
-        halves = buckets(math.prod(self.grid), self.chunk) // 2
-        drawn = torch.randn(
-            self.rounds, size, halves, device="cpu", generator=torch.Generator().manual_seed(0)
-        )
+        self.factors = bucket_factors(math.prod(self.grid), self.chunk)
+        shape = (self.rounds, size, sum(self.factors) // 2)
+        if self.qkv.weight.is_meta:  # drawn once there are weights, whose shapes have been checked
+            self.rotations = torch.empty(shape, device="meta", dtype=self.qkv.weight.dtype)
+            return
+        drawn = torch.randn(shape, device="cpu", generator=torch.Generator().manual_seed(0))
         self.rotations = drawn.to(self.qkv.weight)
 
     def project(self, x: Tensor) -> Tensor:
@@ -56,8 +58,11 @@ class ReformerAttention(GridAttention):
 
     def hash(self, q: Tensor) -> Tensor:
         """Return each patch's bucket in each round: (batch, heads, rounds, patches)."""
-        turned = q.detach()[:, :, None] @ self.rotations  # (batch, heads, rounds, patches, halves)
-        return torch.cat([turned, -turned], dim=-1).argmax(dim=-1)
+        turned = q.detach()[:, :, None] @ self.rotations  # (batch, heads, rounds, patches, directions)
+        bucket = torch.zeros((), dtype=torch.int64, device=q.device)
+        for part in turned.split([factor // 2 for factor in self.factors], dim=-1):
+            bucket = 2 * part.shape[-1] * bucket + torch.cat([part, -part], dim=-1).argmax(dim=-1)
+        return bucket
 
     def mix_prefix(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         q = q[:, :, : self.num_prefix]
@@ -68,12 +73,12 @@ class ReformerAttention(GridAttention):
         return attend_hashed(q, k, v, self.hash(q), self.chunk, dropout)
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        seen = self.sees(q[:, :, self.num_prefix :], k)
+        seen = self.sees(q[:, :, self.num_prefix :])
         seen = F.pad(seen, (self.num_prefix, 0, self.num_prefix, 0), value=True)
         itself = torch.eye(q.shape[2], dtype=q.dtype, device=q.device) * SELF
         return attention_weights(q, k, itself.expand_as(seen).masked_fill(~seen, -torch.inf))
 
-    def sees(self, q: Tensor, k: Tensor) -> Tensor:
+    def sees(self, q: Tensor) -> Tensor:
         found = self.hash(q)
         place = found.argsort(dim=3, stable=True).argsort(dim=3)
         chunks = place // self.chunk

@@ -20,7 +20,7 @@ class SparseAttention(GridAttention):
     """Neighbours in the first half of the heads, every stride-th patch in the second half."""
 
     def __init__(self, config: ViTConfig) -> None:
-        self.chosen_stride = config.attention_stride
+        self.chosen_stride = config.attention_stride  # by default the grid's width, whatever the grid
         super().__init__(config)
 
     def set_grid(self, grid: Grid) -> None:
@@ -35,7 +35,7 @@ class SparseAttention(GridAttention):
         far = attend_columns(q[:, half:], k[:, half:], v[:, half:], self.stride, dropout)
         return torch.cat([near, far], dim=1)
 
-    def sees(self, q: Tensor, k: Tensor) -> Tensor:
+    def sees(self, q: Tensor) -> Tensor:
         patch = torch.arange(self.patches, device=q.device)
         apart = (patch[:, None] - patch).abs()
         half = (self.heads + 1) // 2
