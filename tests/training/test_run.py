@@ -79,6 +79,11 @@ def test_settings_that_leave_weights_alone_may_change(trained: Path, tmp_path: P
     [
         ("model.width=32", "model settings don't fit the weights of .*: size mismatch for .*"),
         ("model.layer_scale=0.1", "model settings don't fit the weights of .*"),
+        (
+            "model.attention=axial",
+            "attention 'axial' has other weights than 'full', so training can't start from .*: "
+            "change only between full, local, sparse, or train from scratch",
+        ),
         ("model.droput=0.1", "unknown setting 'droput' in model; did you mean 'dropout' or .*"),
         ("model.num_classes=5", "num_classes in model differs from the data's 10 classes: remove it"),
     ],
