@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitkit.errors import InputError
 from vitkit.models.configs import OwnConfig
-from vitkit.models.layers import StandardizedConv2d
+from vitkit.models.layers import StandardizedConv2d, pad_same
 from vitkit.models.model import Model
+from vitkit.models.resnet import Stem
 
 OPSET = 20
 INPUT, LOGITS, FEATURES = "images", "logits", "features"
@@ -56,11 +58,36 @@ def plain_copy(model: Model) -> Model:
     for parent, name, module in _children(model):
         if isinstance(module, StandardizedConv2d):
             setattr(parent, name, PlainConv2d(module))
+        elif isinstance(module, Stem):
+            setattr(parent, name, PlainStem(module))
     return model
+
+
+def check_exportable(model: Model) -> None:
+    """Raise InputError for a model whose graph no runtime computes rightly."""
+    if getattr(model.config, "attention", None) == "reformer":
+        raise InputError(
+            "attention 'reformer' can't be exported: it sorts patches by hashes, for which torch.onnx has no stable sort"
+        )
 
 
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     return [(parent, *child) for parent in model.modules() for child in parent.named_children()]
+
+
+class PlainStem(nn.Module):
+    """BiT's stem. Its zeros are concatenated: ONNX Runtime merges a Pad into MaxPool, which pads with minus infinity."""
+
+    def __init__(self, source: Stem) -> None:
+        super().__init__()
+        self.conv = source.conv
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv(images)  # (batch, channels, rows, columns)
+        row = x.new_zeros(x.shape[0], x.shape[1], 1, x.shape[3])
+        x = torch.cat([row, x, row], dim=2)
+        column = x.new_zeros(*x.shape[:3], 1)
+        return F.max_pool2d(torch.cat([column, x, column], dim=3), 3, 2)
 
 
 class PlainConv2d(nn.Conv2d):
@@ -80,14 +107,11 @@ class PlainConv2d(nn.Conv2d):
         self.same = source.same
 
     def forward(self, x: Tensor) -> Tensor:
-        from vitkit.models.layers import pad_same
-
         return super().forward(pad_same(x, self.kernel_size[0], self.stride[0]) if self.same else x)
 
 
 def write_onnx(model: Model, path: Path) -> tuple[str, ...]:
     """Write the graph of a model on the CPU, and return the names of its outputs."""
-    require("onnx", "onnxscript")
     outputs = Outputs(model)
     sample = torch.zeros(2, model.config.channels, *model.config.size)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
@@ -104,7 +128,6 @@ def write_onnx(model: Model, path: Path) -> tuple[str, ...]:
                 input_names=[INPUT],
                 output_names=list(outputs.names),
                 opset_version=OPSET,
-                custom_translation_table=_translations(),
                 verbose=False,
             )
         assert graph is not None
@@ -136,19 +159,6 @@ def _strip(graph: Any) -> None:
     for node in graph.model.graph.all_nodes():
         node.metadata_props.clear()
         node.doc_string = None
-
-
-def _translations() -> dict[Any, Callable[..., Any]]:
-    """Return conversions of what torch.onnx doesn't know: ONNX's TopK keeps the order of equal values, as a stable sort."""
-    import onnxscript
-
-    op: Any = onnxscript.opset20
-
-    def sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
-        count = op.Gather(op.Shape(values), op.Constant(value_ints=[dim]))
-        return op.TopK(values, count, axis=dim, largest=int(descending), sorted=1)
-
-    return {torch.ops.aten.sort.stable: sort}
 
 
 @contextmanager

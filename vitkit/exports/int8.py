@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.exports.graph import PlainConv2d
+from vitkit.models.layers import pad_same
+
 LARGEST, LEVELS = 127, 255
 "Of signed values, -127 to 127, and of unsigned ones, 0 to 255."
 SKEWED = 0.5
@@ -45,9 +48,13 @@ class Int8Layer(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.padded(x)
         if torch.compiler.is_exporting():
             return self.compute(self.exported_input(x), self.exported_weight())
         return self.compute(self.rounded(x), self.restored_weight())
+
+    def padded(self, x: Tensor) -> Tensor:
+        return x
 
     def compute(self, x: Tensor, weight: Tensor) -> Tensor:
         raise NotImplementedError
@@ -97,7 +104,11 @@ class Int8Conv2d(Int8Layer):
 
     def __init__(self, source: nn.Conv2d, low: float, high: float) -> None:
         super().__init__(source.weight, source.bias, low, high)
-        self.stride, self.padding, self.dilation = source.stride, source.padding, source.dilation
+        self.kernel, self.stride, self.padding = source.kernel_size[0], source.stride, source.padding
+        self.same = isinstance(source, PlainConv2d) and source.same
+
+    def padded(self, x: Tensor) -> Tensor:
+        return pad_same(x, self.kernel, self.stride[0]) if self.same else x
 
     def compute(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding)

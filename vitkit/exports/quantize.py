@@ -20,7 +20,7 @@ from vitkit.exports.int8 import Int8Conv2d, Int8Layer, Int8Linear
 from vitkit.exports.smoothing import smooth
 from vitkit.models.compact import Block as CompactBlock
 from vitkit.models.layers import Mlp
-from vitkit.models.model import Model, first_convolution
+from vitkit.models.model import HEAD, Model, first_convolution
 from vitkit.models.vit import Block
 
 PROJECTIONS = ("qkv", "proj", "fc1", "fc2", "linear1", "linear2")
@@ -77,7 +77,7 @@ def find_layers(model: Model, convolutions: bool) -> list[str]:
     if convolutions:
         outside = {first_convolution(model), "patch_embed.proj"}
         found = {name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
-        inner |= {name for name in found - outside if not name.startswith("tokenizer.")}
+        inner |= {name for name in found - outside if not name.startswith(("tokenizer.", *HEAD))}
     return sorted(inner)
 
 

@@ -18,7 +18,7 @@ from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.exports.card import write_card
 from vitkit.exports.check import Check, compare, measure, what_is_lost
-from vitkit.exports.graph import OPSET, plain_copy, require, write_onnx
+from vitkit.exports.graph import OPSET, check_exportable, plain_copy, require, write_onnx
 from vitkit.exports.images import BUILT_IN, built_in, for_calibration, from_source
 from vitkit.exports.quantize import quantize
 from vitkit.files import check_output, digest, folder_written_whole
@@ -107,6 +107,7 @@ def export(
     source, given = _load(model, image_size)
     weights = None if isinstance(model, Predictor | torch.nn.Module) else weight_file(given)
     weights_sha256 = None if weights is None else digest(weights)
+    check_exportable(source.model)
     _check_int8(source, to, precision)
     learned, labelled = _open(source, calibrate, "train"), _open(source, data, "measure")
     network, calibration = plain_copy(source.model), None
