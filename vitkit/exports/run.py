@@ -30,6 +30,7 @@ from vitkit.results import Result
 from vitkit.runtimes import Precision, Runtime
 from vitkit.runtimes.folder import CONFIG, ENTRY, FILES, FORMAT_VERSION, GRAPHS, read_folder
 from vitkit.runtimes.model import RuntimeModel
+from vitkit.runtimes.openvino import import_openvino
 from vitkit.runtimes.session import open_session
 from vitkit.weights.folder import Stored, to_json, write_json
 from vitkit.weights.load import weight_file
@@ -221,8 +222,7 @@ def _write_graph(network: Any, folder: Path, to: Runtime) -> tuple[str, ...]:
     path = folder / GRAPHS["onnx"][0]
     outputs = write_onnx(network, path)
     if to == "openvino":
-        import openvino
-
+        openvino = import_openvino()
         graph = openvino.Core().read_model(os.fspath(path))
         openvino.save_model(graph, os.fspath(folder / GRAPHS["openvino"][0]), compress_to_fp16=False)
         for name in GRAPHS["onnx"]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +17,24 @@ HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f3
 "What layers that are not int8 compute in. Without a hint, OpenVINO chooses bfloat16 wherever a processor has it."
 
 
+def import_openvino() -> Any:
+    """Return the package, imported without its telemetry, which else reports each import and conversion unless refused."""
+    name = "openvino_telemetry"
+    if "openvino" in sys.modules or name in sys.modules:
+        return importlib.import_module("openvino")
+    sys.modules[name] = None  # type: ignore[assignment]  # so that OpenVINO takes its own stub
+    try:
+        return importlib.import_module("openvino")
+    finally:
+        del sys.modules[name]
+
+
 class OpenVinoSession:
     """A graph in OpenVINO."""
 
     def __init__(self, folder: ExportedFolder, threads: int) -> None:
         try:
-            import openvino
+            openvino = import_openvino()
         except ImportError:
             raise InputError(
                 f'{folder.path} runs in OpenVINO, which is not installed: pip install "vitkit[export]"'
@@ -38,7 +53,6 @@ class OpenVinoSession:
             "INFERENCE_NUM_THREADS": threads,
         }
         try:
-            # `read_model` is C++ and sends no telemetry; the converters in Python do.
             self._request = core.compile_model(
                 core.read_model(os.fspath(folder.graph)), "CPU", options
             ).create_infer_request()
