@@ -68,6 +68,16 @@ def test_predict_embed_and_evaluate_take_it(name: str, folder: Path, request: py
     assert "parameters" not in graph._repr_html_() and "runtime" in graph._repr_html_()
 
 
+def test_bfloat16(folder: Path, tmp_path: Path) -> None:
+    from vitkit.runtimes.openvino import import_openvino
+
+    if "BF16" not in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this processor has no bfloat16")
+    result = vitkit.export(folder, tmp_path / "out", "openvino", "bfloat16", data=DATA)
+    assert 1e-4 < result.check.relative_error < 0.05
+    assert vitkit.load(tmp_path / "out").embed(np.zeros((20, 20, 3), np.uint8)).shape == (1, 32)
+
+
 def test_frozen_features_take_it(folder: Path, exported: Path) -> None:
     asked: dict[str, Any] = dict(device="cpu", progress=False)
     before, after = (vitkit.knn(model, "digits", **asked) for model in (folder, exported))
