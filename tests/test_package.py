@@ -41,8 +41,8 @@ CORE = (
     ),
     *("weights", "catalog", "figures", "progress", "data"),
 )
-WORK = ("predictor", "objectives", "evaluation", "inspection", "training")
-STORIES = ("doctor", "quickstart", "transfer", "reports")
+WORK = ("runtimes", "predictor", "objectives", "evaluation", "inspection", "training")
+STORIES = ("doctor", "quickstart", "transfer", "reports", "exports")
 PEERS = {"timm", "transformers"}
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.knn import knn as knn
     from vitkit.evaluation.probe import probe as probe
     from vitkit.evaluation.run import evaluate as evaluate
+    from vitkit.exports.run import export as export
     from vitkit.models.create import create_model as create_model
     from vitkit.models.names import list_models as list_models
     from vitkit.predictor import load as load
@@ -37,6 +38,7 @@ PUBLIC = {
     "create_model": "vitkit.models.create",
     "describe_data": "vitkit.data.report",
     "evaluate": "vitkit.evaluation.run",
+    "export": "vitkit.exports.run",
     "fewshot": "vitkit.evaluation.fewshot",
     "finetune": "vitkit.transfer.finetune",
     "inspect_model": "vitkit.reports.inspection",
@@ -62,6 +64,7 @@ __all__ = [
     "create_model",
     "describe_data",
     "evaluate",
+    "export",
     "fewshot",
     "finetune",
     "inspect_model",

@@ -28,6 +28,8 @@ from vitkit.models.own import OWN, OwnModule, describe, object_name
 from vitkit.notes import Note, kind_of
 from vitkit.progress import Progress, showing
 from vitkit.results import Result
+from vitkit.runtimes.folder import is_exported, read_folder
+from vitkit.runtimes.model import RuntimeModel
 from vitkit.weights.folder import preprocessing_in_words
 from vitkit.weights.load import LoadedModel
 
@@ -110,10 +112,12 @@ class Predictor:
 
     def _repr_html_(self) -> str:
         """Return the model as notebooks show it."""
+        runtime = self.model.folder if isinstance(self.model, RuntimeModel) else None
         names = ", ".join(self.class_names[:5]) + (", ..." if len(self.class_names) > 5 else "")
         facts = {
             "model": self.spec,
-            "parameters": f"{sum(parameter.numel() for parameter in self.model.parameters()):,}",
+            "runtime": "" if runtime is None else f"{runtime.runtime}, {runtime.precision}",
+            "parameters": "" if runtime else f"{sum(tensor.numel() for tensor in self.model.parameters()):,}",
             "images": preprocessing_in_words(self.preprocessing),
             "classes": f"{len(self.class_names):,}: {names}" if names else "no head",
             "labels": "several an image" if self.multi_label else "",
@@ -140,6 +144,10 @@ class Predictor:
 
     def as_loaded(self) -> LoadedModel:
         """Return the model as the start of a run; one that was passed as a module may have no names of classes."""
+        if isinstance(self.model, RuntimeModel):
+            raise InputError(
+                f"{self.spec} is an exported graph, which can't be trained: give the model folder that it was made from"
+            )
         return LoadedModel(
             self.model,
             self.preprocessing,
@@ -270,10 +278,18 @@ def load(
             first = "vitkit.wrap" if spec.spec.startswith(OWN) else "vitkit.load"
             raise InputError(f"{spec.name} is loaded already: give {', '.join(late)} to {first}")
         return spec
+    given = None if names is None else read_names(names)
+    if (exported := exported_path(spec)) is not None:
+        asked = {"num_classes": num_classes, "channels": channels, "resample": resample, "module": module}
+        if late := [name for name, value in asked.items() if value is not None]:
+            raise InputError(
+                f"{spec} is an exported graph, which can't change: give {', '.join(late)} to the model folder that it was "
+                "made from, and export again"
+            )
+        return _load_exported(exported, os.fspath(spec), device, image_size, given)
     from vitkit.weights.load import load_model
 
     chosen = choose_device(device)
-    given = None if names is None else read_names(names)
     spec = spec if isinstance(spec, str) else Path(spec)
     loaded = load_model(
         spec,
@@ -284,19 +300,53 @@ def load(
         accept=accept,
         module=module,
     )
-    classes = loaded.model.config.num_classes
-    if given is not None and len(given) != classes:
-        raise InputError(f"{len(given)} class names for the {classes} classes of {loaded.name}")
-    class_names = given or loaded.class_names or default_names(classes)
     return Predictor(
         loaded.model,
         loaded.preprocessing,
-        class_names,
+        _named(given, loaded.class_names, loaded.model.config.num_classes, loaded.name),
         loaded.name,
         loaded.notes,
         chosen,
         loaded.multi_label,
         os.fspath(spec),
+    )
+
+
+def _named(
+    given: Sequence[str] | None, stored: Sequence[str] | None, num_classes: int, model: str
+) -> Sequence[str]:
+    """Return the class names that were given, else those stored with the model, else the default ones."""
+    if given is not None and len(given) != num_classes:
+        raise InputError(f"{len(given)} class names for the {num_classes} classes of {model}")
+    return given or stored or default_names(num_classes)
+
+
+def exported_path(spec: AnyModel) -> Path | None:
+    """Return the folder that a MODEL string names if it is an exported one."""
+    if not isinstance(spec, str | os.PathLike):
+        return None
+    path = Path(spec).expanduser()
+    try:
+        return path if is_exported(path) else None
+    except (OSError, ValueError):  # no path at all
+        return None
+
+
+def _load_exported(
+    path: Path, spec: str, device: str, image_size: Size | None, names: Sequence[str] | None
+) -> Predictor:
+    from vitkit.runtimes.session import open_session
+
+    chosen = choose_device(device, spec)
+    folder = read_folder(path)
+    stored = folder.stored
+    model = RuntimeModel(folder, open_session(folder, torch.get_num_threads()))
+    if image_size is not None:
+        model.set_image_size(image_size)
+    name = find_name(stored.config) or path.name
+    named = _named(names, stored.class_names, stored.config.num_classes, name)
+    return Predictor(
+        model, stored.preprocessing, named, name, device=chosen, multi_label=stored.multi_label, spec=spec
     )
 
 
@@ -395,8 +445,14 @@ def named_model(model: AnyModel) -> tuple[str | os.PathLike[str] | Predictor, st
     return model, model.spec if isinstance(model, Predictor) else os.fspath(model)
 
 
-def choose_device(device: str) -> torch.device:
-    """Return the device that auto, cpu, cuda or mps stands for."""
+def choose_device(device: str, model: AnyModel | None = None) -> torch.device:
+    """Return the device that auto, cpu, cuda or mps stands for. An exported folder runs on the CPU alone."""
+    if model is not None and exported_path(model) is not None:
+        if device not in ("auto", "cpu"):
+            raise InputError(
+                f"{model} is an exported graph, which runs on the CPU, not on {device!r}: leave out --device"
+            )
+        return torch.device("cpu")
     available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),

@@ -19,6 +19,7 @@ from vitkit.cli.cost import cost
 from vitkit.cli.data import data
 from vitkit.cli.doctor import doctor
 from vitkit.cli.eval import eval
+from vitkit.cli.export import export
 from vitkit.cli.finetune import finetune
 from vitkit.cli.frozen import fewshot, knn, probe
 from vitkit.cli.inspection import inspect
@@ -51,6 +52,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "runs": runs,
     "report": report,
     "convert": convert,
+    "export": export,
     "data": data,
     "pack": pack,
     "doctor": doctor,

@@ -29,8 +29,9 @@ from vitkit.files import check_output, digest, written_whole
 from vitkit.models.configs import Size
 from vitkit.models.model import check_rgb
 from vitkit.notes import Note, worded
-from vitkit.predictor import AnyModel, Names, Predictor, choose_device, load, named_model
+from vitkit.predictor import AnyModel, Names, Predictor, choose_device, exported_path, load, named_model
 from vitkit.progress import Progress, showing
+from vitkit.runtimes.model import RuntimeModel
 from vitkit.weights.load import weight_file
 from vitkit.world import join_world
 
@@ -100,12 +101,18 @@ def evaluate(
     folder = None if out is None else Path(out).expanduser()
     earlier = [] if folder is None else check_output(folder, (CONFUSION, MISTAKES, RESULTS), force=force)
     model, given = named_model(model)
-    chosen = model.device if isinstance(model, Predictor) and device == "auto" else choose_device(device)
+    if isinstance(model, Predictor) and device == "auto":
+        chosen = model.device
+    else:
+        chosen = choose_device(device, model)
     with join_world(chosen) as world:
         # The digest comes first: should a run write others meanwhile, it isn't theirs.
-        weights = None if isinstance(model, Predictor) else weight_file(given)
+        is_file = not isinstance(model, Predictor) and exported_path(given) is None
+        weights = weight_file(given) if is_file else None
         known = None if weights is None else digest(weights)
         predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
+        if isinstance(predictor.model, RuntimeModel):
+            known = predictor.model.folder.graph_sha256
         named = predictor.spec
         _check_model(predictor, named)
         head = HeadClasses(named, predictor.class_names)

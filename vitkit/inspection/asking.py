@@ -14,6 +14,7 @@ from vitkit.models.configs import OwnConfig, TransformerConfig, ViTConfig
 from vitkit.models.model import Model, evaluating
 from vitkit.models.record import Record
 from vitkit.predictor import Predictor
+from vitkit.runtimes.model import RuntimeModel
 
 Inspected = Model | Predictor
 "A bare model, or one from `vitkit.load`."
@@ -52,6 +53,10 @@ def bare(model: Inspected) -> Model:
     if not isinstance(module, Model):
         raise InputError(
             f"the model is {type(model).__name__}; expected a model from vitkit.load or create_model"
+        )
+    if isinstance(module, RuntimeModel):
+        raise InputError(
+            f"{module.folder.path} is an exported graph, which hides its inside: inspect the model folder that it was made from"
         )
     return module
 

@@ -400,6 +400,10 @@ def _open(path: Path) -> tuple[Path, Document | None, Stored | None]:
             raise InputError(f"{path} is a run without a model yet: `vit train {path}` resumes it{last}")
         raise InputError(f"{path} is not a model folder: it has no config.json")
     document = read_json(config)
+    if "export" in document:
+        raise InputError(
+            f"{path} is an exported graph, for predict, eval and frozen features; here give the model that it was made from"
+        )
     if "vitkit" in document:
         file_size(path / "model.safetensors")
         return path / "model.safetensors", None, _read_stored(document["vitkit"], config)

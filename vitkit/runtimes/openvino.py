@@ -1,0 +1,69 @@
+"""OpenVINO on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from vitkit.errors import InputError
+from vitkit.runtimes import Precision
+from vitkit.runtimes.folder import ExportedFolder
+
+HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
+"What layers that are not int8 compute in. Without a hint, OpenVINO chooses bfloat16 wherever a processor has it."
+
+
+def import_openvino() -> Any:
+    """Return the package, imported without its telemetry, which else reports each import and conversion unless refused."""
+    name = "openvino_telemetry"
+    if "openvino" in sys.modules or name in sys.modules:
+        return importlib.import_module("openvino")
+    sys.modules[name] = None  # type: ignore[assignment]  # so that OpenVINO takes its own stub
+    try:
+        return importlib.import_module("openvino")
+    finally:
+        del sys.modules[name]
+
+
+class OpenVinoSession:
+    """A graph in OpenVINO."""
+
+    def __init__(self, folder: ExportedFolder, threads: int) -> None:
+        try:
+            openvino = import_openvino()
+        except ImportError:
+            raise InputError(
+                f'{folder.path} runs in OpenVINO, which is not installed: pip install "vitkit[export]"'
+            ) from None
+        core = openvino.Core()
+        if folder.precision == "bfloat16" and "BF16" not in core.get_property(
+            "CPU", "OPTIMIZATION_CAPABILITIES"
+        ):
+            raise InputError(
+                f"{folder.path} computes in bfloat16, which this processor doesn't have: export it with --precision "
+                "float32 or int8"
+            )
+        options = {
+            "INFERENCE_PRECISION_HINT": HINTS[folder.precision],
+            "PERFORMANCE_HINT": "LATENCY",  # the throughput hint halves the speed of single requests
+            "INFERENCE_NUM_THREADS": threads,
+        }
+        try:
+            self._request = core.compile_model(
+                core.read_model(os.fspath(folder.graph)), "CPU", options
+            ).create_infer_request()
+        except RuntimeError as error:
+            cause = str(error).strip().splitlines()[-1]
+            raise InputError(
+                f"OpenVINO {openvino.get_version()} can't open {folder.graph}: {cause}"
+            ) from error
+        self._outputs = [output.any_name for output in self._request.model_outputs]
+
+    def run(self, images: np.ndarray) -> dict[str, np.ndarray]:
+        # Outputs are views of memory that the next call overwrites.
+        values = self._request.infer([np.ascontiguousarray(images)], share_inputs=True)
+        return {name: np.array(values[place]) for place, name in enumerate(self._outputs)}
