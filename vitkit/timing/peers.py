@@ -125,7 +125,7 @@ def write_graph(predictor: Predictor, folder: Path) -> Path:
         return path
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
         raise InputError(f'its graph needs {", ".join(missing)}: pip install "vitkit[export]"')
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
     config = predictor.model.config
     model = predictor.model.cpu()
     try:
@@ -135,7 +135,7 @@ def write_graph(predictor: Predictor, folder: Path) -> Path:
                 (torch.zeros(2, config.channels, *config.size),),
                 path,
                 dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")}, None),
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
                 input_names=["images"],
                 output_names=["logits"],
                 external_data=True,
@@ -190,16 +190,15 @@ PEERS: dict[str, Peer] = {
 }
 
 
-def why_not(library: str, way: Way, train: bool) -> str | None:
-    """Return the reason why a peer isn't measured whatever the model, or None."""
+def check(library: str, way: Way, train: bool) -> None:
+    """Raise InputError if a peer can't be measured, whatever the model."""
     peer = PEERS[library]
     if find_spec(peer.module) is None:
-        return f"not installed: pip install {peer.module}"
+        raise InputError(f"not installed: pip install {peer.module}")
     if peer.is_runtime and train:
-        return "it doesn't train"
+        raise InputError("it doesn't train")
     if peer.is_runtime and way.device != "cpu":
-        return "it is measured on the CPU only"
-    return None
+        raise InputError("it is measured on the CPU only")
 
 
 def written(library: str, predictor: Predictor, folder: Path) -> Path:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitkit.display import png_files
+from vitkit.files import is_local
 from vitkit.results import Result, as_json
+from vitkit.timing.candidates import Candidate
+from vitkit.timing.measure import Measured, Timed
+from vitkit.timing.ways import LIBRARIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,19 +138,67 @@ CAPTION = (
 )
 
 
+def in_rows(
+    candidates: Sequence[Candidate],
+    measured: Measured,
+    grown: Sequence[dict[int, int]] = (),
+    differences: Sequence[float | None] = (),
+    accuracies: Sequence[float | None] = (),
+    train: bool = False,
+) -> tuple[BenchRow, ...]:
+    """Return what was measured as rows; what is given of each candidate stands in its order."""
+    places = {id(item): place for place, item in enumerate(candidates)}
+
+    def row(timed: Timed) -> BenchRow:
+        item, place = timed.candidate, places[id(timed.candidate)]
+        peak = grown[place].get(timed.batch_size) if grown else None
+        return BenchRow(
+            model=item.model,
+            library=item.way.library,
+            runs="graph" if item.is_graph else "compiled" if item.way.is_compiled else "eager",
+            device=item.way.device,
+            precision=item.precision,
+            threads=item.way.threads,
+            measures="train" if train else "infer",
+            batch_size=timed.batch_size,
+            image_size=item.network.config.size,
+            **vars(timed.speed),
+            matrix_share=timed.matrix_share,
+            peak_memory_bytes=peak if timed.peak_bytes is None else timed.peak_bytes,
+            logits_difference=differences[place] if differences else None,
+            accuracy=accuracies[place] if accuracies else None,
+            parameters=item.parameters,
+            macs=item.macs,
+        )
+
+    return tuple(row(timed) for timed in measured.timed)
+
+
+def brief(rows: Sequence[BenchRow]) -> dict[str, str]:
+    """Return a short name of each model: a path's last part, a name without its file, where that is still unique."""
+    models = dict.fromkeys(row.model for row in rows)
+    names = [name if (name := model.partition("@")[0]) and "/." not in name else model for model in models]
+    names = [os.path.basename(os.path.abspath(name)) if is_local(name) else name for name in names]
+    return {
+        model: name if names.count(name) == 1 else model for model, name in zip(models, names, strict=True)
+    }
+
+
 def named(rows: Sequence[BenchRow]) -> list[str]:
     """Return the name of each row's candidate; what all rows share is left out."""
+    names = brief(rows)
     several = len({row.precision for row in rows}) > 1
     spread = len({row.threads for row in rows}) > 1
+    one = len(names) == 1
     libraries = {row.library for row in rows} != {"vitkit"}
     return [
         " ".join(
             [
-                row.model,
-                *([row.library] if libraries else []),
+                *([] if one and libraries else [names[row.model]]),
+                *([LIBRARIES[row.library]] if libraries else []),
                 *(["compiled"] if row.runs == "compiled" else []),
                 *([row.precision] if several else []),
-                *([f"{row.threads} threads"] if spread else []),
+                *([f"x{row.threads}"] if spread else []),
             ]
         )
         for row in rows
@@ -196,7 +249,9 @@ def title(result: BenchResult) -> str:
         f"{rate / 1e12:,.3g} TFLOP/s in {name}" for name, rate in result.matrix_flops_per_second.items()
     )
     what = "training steps" if first.measures == "train" else "inference"
-    return f"{what}, {first.precision}, on {result.device}{threads}; matrix products reach {peaks or 'no figure'}"
+    models = f"{first.model}: " if len({row.model for row in result.rows}) == 1 else ""
+    precisions = " and ".join(dict.fromkeys(row.precision for row in result.rows))
+    return f"{models}{what} in {precisions} on {result.device}{threads}; matrix products: {peaks or 'not measured'}"
 
 
 def short(value: float) -> str:
@@ -206,7 +261,7 @@ def short(value: float) -> str:
 
 def as_markdown(result: BenchResult) -> str:
     """Return both tables in Markdown."""
-    parts = [title(result)[:1].upper() + title(result)[1:] + "."]
+    parts = [f"{title(result)}."]
     for columns, cells in ((SPEEDS, speed_cells(result.rows)), (FACTS, fact_cells(result.rows))):
         lines = ["| " + " | ".join(columns) + " |"]
         lines.append("|" + "|".join("---:" if right else "---" for right in columns.values()) + "|")
@@ -214,5 +269,6 @@ def as_markdown(result: BenchResult) -> str:
         parts.append("\n".join(lines))
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     parts.append(f"{CAPTION} {result.rounds} rounds. {versions}.")
-    parts += [f"- {note}" for note in result.notes]
+    if result.notes:
+        parts.append("\n".join(f"- {note}" for note in result.notes))
     return "\n\n".join(parts) + "\n"

@@ -23,14 +23,15 @@ from vitkit.figures.scatter import Point, scatter
 from vitkit.files import check_output, write_file
 from vitkit.machine import cpu_name
 from vitkit.models.configs import OwnConfig, Size, as_size
+from vitkit.models.own import OWN
 from vitkit.notes import kind_of
 from vitkit.predictor import AnyModel, Predictor, choose_device
 from vitkit.progress import Progress, showing
 from vitkit.timing.candidates import Candidate, is_exported, open_model, own_candidate, peer_candidate
-from vitkit.timing.measure import Measured, Timed, logits_difference, measure
+from vitkit.timing.measure import logits_difference, measure
 from vitkit.timing.memory import resident_growth
-from vitkit.timing.peers import PEERS, TORCHVISION, why_not, written
-from vitkit.timing.results import BenchResult, BenchRow, as_csv, as_markdown, named
+from vitkit.timing.peers import PEERS, TORCHVISION, check, written
+from vitkit.timing.results import BenchResult, BenchRow, as_csv, as_markdown, brief, in_rows, named
 from vitkit.timing.ways import LIBRARIES, Way, choose_precision
 from vitkit.weights.convert import save
 
@@ -88,7 +89,7 @@ def bench(
         way = Way("vitkit", chosen, computed, count)
         notes, candidates = list[str](), list[Candidate]()
         for number, model in enumerate(given):
-            predictor = open_model(model, chosen, size)
+            predictor = open_filled(model, chosen, size)
             files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"vitkit-bench-{number}-")))
             candidates += _candidates(predictor, model, way, files, peers, compile, train, notes)
         if not candidates:
@@ -106,7 +107,7 @@ def bench(
                     grown[place] = resident_growth(item, sizes, train)
                     if tell:
                         tell(place + 1, len(candidates))
-    rows = _rows(candidates, measured, grown, differences, accuracies, train)
+    rows = in_rows(candidates, measured, grown, differences, accuracies, train)
     result = BenchResult(
         device=torch.cuda.get_device_name()
         if chosen == "cuda"
@@ -152,7 +153,7 @@ def _candidates(
     notes: list[str],
 ) -> Iterator[Candidate]:
     """Yield a model in every way that was asked for, ours first; what can't be is a note."""
-    name = predictor.spec
+    name = predictor.spec.removeprefix(OWN)
     if train and (is_exported(predictor) or not predictor.model.config.num_classes):
         why = (
             "an exported graph doesn't train"
@@ -161,8 +162,6 @@ def _candidates(
         )
         notes.append(f"{name}: {why}")
         return
-    if _is_untrained(predictor):
-        _fill_head(predictor.model)
     path = _path(predictor, model, folder)
     compiled = replace(way, is_compiled=True)
     yield own_candidate(predictor, way, path, train)
@@ -175,11 +174,10 @@ def _candidates(
     if compile:
         yield own_candidate(predictor, compiled, path, train)
     for library in PEERS if peers else ():
-        if library == "torchvision" and path in TORCHVISION:
-            continue  # it is torchvision's already
+        if path in TORCHVISION and not PEERS[library].is_runtime:
+            continue  # it is torchvision's own, to compare with
         try:
-            if (why := why_not(library, way, train)) is not None:
-                raise InputError(why)
+            check(library, way, train)
             target = written(library, predictor, folder)
             yield peer_candidate(predictor, replace(way, library=library), target, train)
             if compile and not PEERS[library].is_runtime:
@@ -202,12 +200,15 @@ def _is_untrained(predictor: Predictor) -> bool:
     return any(kind_of(note) == "untrained" for note in predictor.notes)
 
 
-@torch.no_grad()
-def _fill_head(model: nn.Module) -> None:
-    """Give a head of zeros random weights, so that logits tell whether libraries compute the same."""
-    for parameter in model.parameters():
-        if parameter.ndim > 1 and not parameter.any():
-            parameter.normal_(std=0.02)
+def open_filled(model: AnyModel, device: str, image_size: Size | None) -> Predictor:
+    """Return a model to measure. An untrained head has random weights, so that logits differ where libraries do."""
+    predictor = open_model(model, device, image_size)
+    if _is_untrained(predictor):
+        with torch.no_grad():
+            for parameter in predictor.model.parameters():
+                if parameter.ndim > 1 and not parameter.any():
+                    parameter.normal_(std=0.02)
+    return predictor
 
 
 def _images(candidate: Candidate) -> torch.Tensor:
@@ -235,47 +236,6 @@ def _accuracy(
     return evaluate(timed, source, progress=progress).accuracy
 
 
-def _rows(
-    candidates: Sequence[Candidate],
-    measured: Measured,
-    grown: Sequence[dict[int, int]],
-    differences: Sequence[float | None],
-    accuracies: Sequence[float | None],
-    train: bool,
-) -> tuple[BenchRow, ...]:
-    places = {id(item): place for place, item in enumerate(candidates)}
-
-    def row(timed: Timed) -> BenchRow:
-        item, speed, place = timed.candidate, timed.speed, places[id(timed.candidate)]
-        return BenchRow(
-            model=item.model,
-            library=item.way.library,
-            runs="graph" if item.is_graph else "compiled" if item.way.is_compiled else "eager",
-            device=item.way.device,
-            precision=item.precision,
-            threads=item.way.threads,
-            measures="train" if train else "infer",
-            batch_size=timed.batch_size,
-            image_size=item.network.config.size,
-            images_per_second=speed.images_per_second,
-            p50=speed.p50,
-            p95=speed.p95,
-            p99=speed.p99,
-            passes=speed.passes,
-            ratio=speed.ratio,
-            ratio_low=speed.ratio_low,
-            ratio_high=speed.ratio_high,
-            matrix_share=timed.matrix_share,
-            peak_memory_bytes=timed.peak_bytes or grown[place].get(timed.batch_size),
-            logits_difference=differences[place],
-            accuracy=accuracies[place],
-            parameters=item.parameters,
-            macs=item.macs,
-        )
-
-    return tuple(row(timed) for timed in measured.timed)
-
-
 def _versions(candidates: Sequence[Candidate]) -> dict[str, str]:
     """Return the versions of torch and of what was measured."""
     packages = dict.fromkeys(["vitkit", "torch", *(item.way.library for item in candidates)])
@@ -300,19 +260,17 @@ def picture(result: BenchResult) -> bytes:
         if name not in best or row.images_per_second > best[name].images_per_second:
             best[name] = row
     has_accuracy = any(row.accuracy is not None for row in best.values())
-    points = [
-        Point(
-            row.images_per_second,
-            row.accuracy if has_accuracy else row.parameters,
-            name,
-            f"{LIBRARIES[row.library]}{', compiled' if row.runs == 'compiled' else ''}",
-        )
-        for name, row in best.items()
-    ]
-    what = "training steps" if result.rows[0].measures == "train" else "inference"
+    names, points = brief(result.rows), list[Point]()
+    for row in best.values():
+        group = f"{LIBRARIES[row.library]}{', compiled' if row.runs == 'compiled' else ''}"
+        if (height := row.accuracy if has_accuracy else row.parameters) is not None:
+            points.append(Point(row.images_per_second, height, names[row.model], group))
+    first = result.rows[0]
+    what = "training" if first.measures == "train" else "inference"
+    alone = f"{names[first.model]}: " if len(names) == 1 else ""
     return scatter(
-        f"Speed of {what} on {result.device}",
-        [point for point in points if point.y is not None],
+        f"{alone}speed of {what} on {result.device}",
+        points,
         x="images per second, each at its fastest batch size",
         y="top-1 accuracy" if has_accuracy else "parameters",
     )
