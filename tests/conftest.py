@@ -18,6 +18,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["NO_COLOR"] = "1"
+os.environ.pop("COLUMNS", None)  # tables in a pipe would keep to it
 # A test module that starts itself as a program imports helpers from tests, as it does here.
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 

@@ -39,11 +39,11 @@ CORE = (
         "costs",
         "published",
     ),
-    *("weights", "catalog", "figures", "progress", "data"),
+    *("weights", "catalog", "figures", "progress", "machine", "data"),
 )
 WORK = ("runtimes", "predictor", "objectives", "evaluation", "inspection", "training")
-STORIES = ("doctor", "quickstart", "transfer", "reports", "exports")
-PEERS = {"timm", "transformers"}
+STORIES = ("doctor", "quickstart", "transfer", "reports", "exports", "timing")
+PEERS = {"timm", "transformers"}  # what we are measured against: only timing imports them
 
 
 def parts() -> set[str]:
@@ -85,7 +85,7 @@ def test_imports_keep_to_the_layers(path: Path) -> None:
         assert used <= {*order[: order.index(part) + 1]}
     elif part in STORIES:
         assert used <= {*order, part}
-    assert not PEERS & {name.split(".")[0] for name in imports(path)}
+    assert part == "timing" or not PEERS & {name.split(".")[0] for name in imports(path)}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitkit.predictor import wrap as wrap
     from vitkit.reports.inspection import inspect_model as inspect_model
     from vitkit.reports.runs import report as report
+    from vitkit.timing.run import bench as bench
     from vitkit.training.run import train as train
     from vitkit.transfer.finetune import finetune as finetune
     from vitkit.transfer.vtab.run import vtab as vtab
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 # One function for each verb, and what they take and return.
 PUBLIC = {
     "InputError": "vitkit.errors",
+    "bench": "vitkit.timing.run",
     "convert": "vitkit.weights.convert",
     "cost": "vitkit.costs",
     "create_model": "vitkit.models.create",
@@ -59,6 +61,7 @@ PUBLIC = {
 __all__ = [
     "InputError",
     "__version__",
+    "bench",
     "convert",
     "cost",
     "create_model",

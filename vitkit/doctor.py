@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit import __version__
+from vitkit.machine import cpu_name
 from vitkit.results import Result
 
 # Distributions whose module has another name.
@@ -167,15 +168,6 @@ def devices(problems: list[str]) -> Devices:
 def cuda_device(torch: Any, index: int) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
     return Gpu(properties.name, properties.total_memory, f"{properties.major}.{properties.minor}")
-
-
-def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's model name, from a file on Linux and from Python elsewhere."""
-    if path.exists():
-        names = re.findall(r"^model name\s*:\s*(.+)$", path.read_text(), flags=re.MULTILINE)
-        if names:
-            return str(names[0])
-    return platform.processor() or platform.machine()
 
 
 def cache(problems: list[str]) -> Cache:

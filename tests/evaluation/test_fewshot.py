@@ -213,7 +213,7 @@ def test_the_sweep_reports_the_best_and_says_how() -> None:
     ("options", "message"),
     [
         (dict(shots=(5, 1000)), "1000shot: class '0' has only 114 images"),
-        (dict(shots=()), "shots are none"),
+        (dict(shots=()), "no shots given"),
         (dict(shots=(0,)), "shots must be at least 1, not 0"),
         (dict(shots=(5, 5)), "shots are 5, 5; name each number once"),
         (dict(seeds=0), "seeds must be at least 1, not 0"),

@@ -218,7 +218,7 @@ def test_a_seed_that_failed_is_told_and_no_other_has_its_model(tmp_path: Path) -
 
 def test_the_seeds_of_several_are_counted(tmp_path: Path) -> None:
     paths = [write_finetuning(tmp_path / name, seeds=6) for name in "ab"]
-    with pytest.raises(InputError, match="12 runs were given; a report can tell 10 apart"):
+    with pytest.raises(InputError, match="12 runs were given; a report shows at most 10: give fewer"):
         report(paths, out=tmp_path / "out")
 
 
@@ -351,7 +351,7 @@ def test_pictures_of_a_run_without_labels_are_shown(tmp_path: Path) -> None:
         (run / "pictures" / f"{step:08d}.png").write_bytes(png("red"))
     (run / "pictures" / "notes.png").write_bytes(b"no picture")
     page = read(report([run]).html)
-    assert "Step 2: an image, what is left of it" in page.text and "Step 400: an image" in page.text
+    assert "Step 2: an image, what the model sees of it" in page.text and "Step 400: an image" in page.text
     assert len(page.images) == 2
 
 

@@ -140,7 +140,7 @@ def test_ten_runs_are_the_most(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"run{number}", FEW) for number in range(11)]
     result = report(runs[:10], out=tmp_path / "out")
     assert len(result.runs) == 10
-    with pytest.raises(InputError, match="11 runs were given; a report can tell 10 apart"):
+    with pytest.raises(InputError, match="11 runs were given; a report shows at most 10: give fewer"):
         report(runs, out=tmp_path / "out2")
 
 

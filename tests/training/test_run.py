@@ -190,7 +190,9 @@ def test_trackers_get_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_first_argument_may_be_a_run_only_if_it_is_one(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="is a folder, not a recipe; if it holds your images: vit finetune MODEL "):
+    with pytest.raises(
+        InputError, match="is a folder, not a recipe; if it holds your images: vit finetune MODEL "
+    ):
         train(tmp_path / "empty")
 
 

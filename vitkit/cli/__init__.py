@@ -14,6 +14,7 @@ from typing import Annotated, Any, TextIO, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from vitkit.cli.bench import bench
 from vitkit.cli.convert import convert
 from vitkit.cli.cost import cost
 from vitkit.cli.data import data
@@ -51,6 +52,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "recipes": recipes,
     "runs": runs,
     "report": report,
+    "bench": bench,
     "convert": convert,
     "export": export,
     "data": data,

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitkit.cli.options import Json
-from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.output import note, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from vitkit.doctor import MachineFacts
+    from vitkit.timing.advice import MeasuredWays
 
 
 def doctor(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the ways to run a small model here, and recommend one.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show versions, devices, extras, the cache folder and the offline setting."""
     from vitkit.doctor import doctor as examine
 
     findings = examine()
-    if json:
+    if json and not measure:
         print_json(findings)
-    else:
+    elif not json:
         print_facts(findings)
+    if measure:
+        from vitkit.timing.advice import measure_ways
+
+        ways = measure_ways()
+        if json:
+            print_json({**findings.to_json(), "measured": ways.to_json()})
+        else:
+            print_ways(ways)
+        for line in ways.notes:
+            note(line)
     for problem in findings.problems:
         note(f"problem: {problem}")
     if findings.problems:
@@ -58,3 +72,16 @@ def print_facts(findings: MachineFacts) -> None:
             for extra, state in findings.extras.items()
         ],
     )
+
+
+def print_ways(ways: MeasuredWays) -> None:
+    """Print each way with its time, then the fastest."""
+    from vitkit.timing.results import SPEEDS, speed_cells
+
+    right = [name for name, is_right in SPEEDS.items() if is_right]
+    print_table(
+        f"Ways to run {ways.model}, with random weights", list(SPEEDS), speed_cells(ways.rows), right=right
+    )
+    print_line("Fastest here:")
+    for advice in ways.fastest:
+        print_line(f"  {advice.words}")

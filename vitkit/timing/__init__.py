@@ -1,0 +1,1 @@
+"""Speed and memory of models, next to other libraries and runtimes in the same process."""
