@@ -22,7 +22,7 @@ from vitkit.timing.run import open_filled
 from vitkit.timing.ways import LIBRARIES, PRECISIONS, Way
 
 MODEL = "Ti/16"
-ROUNDS = 5
+ROUNDS = 3
 # How a user gets a way, by library and whether it is compiled.
 HOW = {
     ("vitkit", "eager"): "as vitkit.load returns it",
