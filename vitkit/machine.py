@@ -1,7 +1,8 @@
-"""The name of this machine's processor."""
+"""This machine's processor: its name, the cores that a process may use, and whether others use them."""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from pathlib import Path
@@ -14,3 +15,19 @@ def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
         if names:
             return str(names[0])
     return platform.processor() or platform.machine()
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def busy_note() -> str | None:
+    """Return a warning if other work keeps at least half of the cores busy; None where that isn't known."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, num_cores()
+    if load < cores / 2:
+        return None
+    return (
+        f"this machine is busy (load {load:.1f} on {cores} cores): PyTorch's threads wait for each other then, up to a second "
+        "a pass, and ratios to other runtimes don't hold"
+    )

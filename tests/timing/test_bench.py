@@ -28,6 +28,7 @@ QUICK: dict[str, Any] = dict(device="cpu", batch_sizes=(1, 2), image_size=32, ro
 def quick_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.timing.rounds.TURN_SECONDS", 0.0)
     monkeypatch.setattr("vitkit.timing.measure.MATRIX_SECONDS", 0.0)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def test_rows_have_timms_columns() -> None:
@@ -208,7 +209,7 @@ def test_names_are_short_where_they_are_unique() -> None:
     assert [cells[0] for cells in speed_cells(rows)] == ["mu/16", "photos"]
     rows = [named(row, model="mu/16@./a.npz"), named(row, model="mu/16@./b.npz", threads=row.threads + 1)]
     assert [cells[0] for cells in fact_cells(rows)] == [
-        f"mu/16@./a.npz x{row.threads}", f"mu/16@./b.npz x{row.threads + 1}",
+        "mu/16@./a.npz", f"mu/16@./b.npz x{row.threads + 1}",
     ]  # fmt: skip
 
 
@@ -282,3 +283,10 @@ def test_on_a_gpu() -> None:
     result = vitkit.bench("Ti/16", device="cuda", batch_sizes=(1, 8), rounds=2, compile=True, progress=False)
     assert {row.precision for row in result.rows} == {"bfloat16"}
     assert all((row.peak_memory_bytes or 0) > 5e6 and row.matrix_share for row in result.rows)
+
+
+def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (64.0, 0.0, 0.0))
+    monkeypatch.setattr("vitkit.machine.num_cores", lambda: 2)
+    [line] = vitkit.bench("mu/16", **QUICK, memory=False).notes
+    assert line.startswith("this machine is busy (load 64.0 on 2 cores)")

@@ -79,8 +79,12 @@ def print_ways(ways: MeasuredWays) -> None:
     from vitkit.timing.results import SPEEDS, speed_cells
 
     right = [name for name, is_right in SPEEDS.items() if is_right]
+    first = ways.rows[0]
     print_table(
-        f"Ways to run {ways.model}, with random weights", list(SPEEDS), speed_cells(ways.rows), right=right
+        f"Ways to run {ways.model}, with random weights; {first.precision}, {first.threads} threads unless named (x1: 1 thread)",
+        list(SPEEDS),
+        speed_cells(ways.rows),
+        right=right,
     )
     print_line("Fastest here:")
     for advice in ways.fastest:

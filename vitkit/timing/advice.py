@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from vitkit.errors import InputError
+from vitkit.machine import busy_note, num_cores
 from vitkit.predictor import Predictor, choose_device
 from vitkit.progress import Progress, showing
 from vitkit.results import Result
@@ -80,7 +80,8 @@ def measure_ways(
     progress: bool | Progress | None = True,
 ) -> MeasuredWays:
     """Time the ways to run a small model with random weights on this machine: threads, precisions, runtimes."""
-    chosen, notes, before = choose_device(device).type, list[str](), torch.get_num_threads()
+    chosen, before = choose_device(device).type, torch.get_num_threads()
+    notes = [line for line in (busy_note(),) if line and chosen == "cpu"]
     try:
         with tempfile.TemporaryDirectory(prefix="vitkit-ways-") as folder:
             predictor = open_filled(model, chosen, None)
@@ -93,11 +94,6 @@ def measure_ways(
     return MeasuredWays(
         model, rows, tuple(_fastest(rows, size) for size in batch_sizes), (*notes, *measured.notes)
     )
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _ways(

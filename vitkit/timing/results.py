@@ -185,10 +185,8 @@ def brief(rows: Sequence[BenchRow]) -> dict[str, str]:
 
 
 def named(rows: Sequence[BenchRow]) -> list[str]:
-    """Return the name of each row's candidate; what all rows share is left out."""
-    names = brief(rows)
-    several = len({row.precision for row in rows}) > 1
-    spread = len({row.threads for row in rows}) > 1
+    """Return the name of each row's candidate, without what it shares with the first row or with all rows."""
+    names, first = brief(rows), rows[0]
     one = len(names) == 1
     libraries = {row.library for row in rows} != {"vitkit"}
     return [
@@ -197,8 +195,8 @@ def named(rows: Sequence[BenchRow]) -> list[str]:
                 *([] if one and libraries else [names[row.model]]),
                 *([LIBRARIES[row.library]] if libraries else []),
                 *(["compiled"] if row.runs == "compiled" else []),
-                *([row.precision] if several else []),
-                *([f"x{row.threads}"] if spread else []),
+                *([row.precision] if row.precision != first.precision else []),
+                *([f"x{row.threads}"] if row.threads != first.threads else []),
             ]
         )
         for row in rows
@@ -250,8 +248,7 @@ def title(result: BenchResult) -> str:
     )
     what = "training steps" if first.measures == "train" else "inference"
     models = f"{first.model}: " if len({row.model for row in result.rows}) == 1 else ""
-    precisions = " and ".join(dict.fromkeys(row.precision for row in result.rows))
-    return f"{models}{what} in {precisions} on {result.device}{threads}; matrix products: {peaks or 'not measured'}"
+    return f"{models}{what} in {first.precision} on {result.device}{threads}; matrix products: {peaks or 'not measured'}"
 
 
 def short(value: float) -> str:

@@ -21,7 +21,7 @@ from vitkit.errors import InputError
 from vitkit.evaluation.run import evaluate
 from vitkit.figures.scatter import Point, scatter
 from vitkit.files import check_output, write_file
-from vitkit.machine import cpu_name
+from vitkit.machine import busy_note, cpu_name
 from vitkit.models.configs import OwnConfig, Size, as_size
 from vitkit.models.own import OWN
 from vitkit.notes import kind_of
@@ -87,7 +87,8 @@ def bench(
     size = None if image_size is None else as_size(image_size)
     with using_threads(threads) as count, ExitStack() as stack:
         way = Way("vitkit", chosen, computed, count)
-        notes, candidates = list[str](), list[Candidate]()
+        notes = [line for line in (busy_note(),) if line and chosen == "cpu"]
+        candidates = list[Candidate]()
         for number, model in enumerate(given):
             predictor = open_filled(model, chosen, size)
             files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"vitkit-bench-{number}-")))
