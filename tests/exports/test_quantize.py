@@ -13,7 +13,6 @@ import vitkit
 from tests.models.test_contract import MODELS, images_for, make
 from tests.weights.test_photos import PHOTOS, SHARED, WEIGHTS, label, photos
 from vitkit.data.images import prepare
-from vitkit.exports.graph import plain_copy
 from vitkit.exports.images import for_calibration
 from vitkit.exports.int8 import Int8Conv2d, Int8Linear
 from vitkit.exports.quantize import (
@@ -28,6 +27,7 @@ from vitkit.exports.smoothing import smooth
 from vitkit.models.layers import Mlp
 from vitkit.models.model import Model
 from vitkit.models.vit import Block
+from vitkit.runtimes.graph import plain_copy
 
 FACTOR = 100.0
 CIFAR = SHARED / "data" / "cifar100" / "cifar100-train-0.parquet"

@@ -563,7 +563,7 @@ def test_multi_label_are_learned_without_a_head_first(
     assert found.loss_after == pytest.approx(result.evaluation and result.evaluation.loss, abs=1e-5)
     print_result(result)
     assert "model: runs/run/model; results: runs/run/evaluation" in capsys.readouterr().err.splitlines()
-    with pytest.raises(InputError, match="head_first fits one label an image"):
+    with pytest.raises(InputError, match="head_first fits one label per image"):
         finetune(model, str(tmp_path / "labels.csv"), [*QUICK, "head_first=true"], run="other", device="cpu")
 
 

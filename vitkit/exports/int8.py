@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.exports.graph import PlainConv2d
 from vitkit.models.layers import pad_same
+from vitkit.runtimes.graph import PlainConv2d
 
 LARGEST, LEVELS = 127, 255
 "Of signed values, -127 to 127, and of unsigned ones, 0 to 255."

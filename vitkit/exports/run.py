@@ -18,7 +18,6 @@ from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.exports.card import write_card
 from vitkit.exports.check import Check, compare, measure, what_is_lost
-from vitkit.exports.graph import OPSET, check_exportable, plain_copy, require, write_onnx
 from vitkit.exports.images import BUILT_IN, built_in, for_calibration, from_source
 from vitkit.exports.quantize import quantize
 from vitkit.files import check_output, digest, folder_written_whole
@@ -29,6 +28,7 @@ from vitkit.predictor import AnyModel, Predictor, exported_path, load, named_mod
 from vitkit.results import Result
 from vitkit.runtimes import Precision, Runtime
 from vitkit.runtimes.folder import CONFIG, ENTRY, FILES, FORMAT_VERSION, GRAPHS, read_folder
+from vitkit.runtimes.graph import OPSET, check_exportable, plain_copy, require, write_onnx
 from vitkit.runtimes.model import RuntimeModel
 from vitkit.runtimes.openvino import import_openvino
 from vitkit.runtimes.session import open_session

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 
 from vitkit.errors import InputError
-from vitkit.runtimes.folder import ExportedFolder
 
 
 class OnnxSession:
     """A graph in ONNX Runtime."""
 
-    def __init__(self, folder: ExportedFolder, threads: int) -> None:
+    def __init__(self, graph: Path, threads: int) -> None:
         try:
             import onnxruntime
         except ImportError:
             raise InputError(
-                f'{folder.path} runs in ONNX Runtime, which is not installed: pip install "vitkit[export]"'
+                f'{graph.parent} runs in ONNX Runtime, which is not installed: pip install "vitkit[export]"'
             ) from None
         onnxruntime.disable_telemetry_events()
         options = onnxruntime.SessionOptions()
@@ -26,13 +26,11 @@ class OnnxSession:
         options.log_severity_level = 3  # errors
         try:
             self._session = onnxruntime.InferenceSession(
-                os.fspath(folder.graph), options, providers=["CPUExecutionProvider"]
+                os.fspath(graph), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # the runtime has an exception of its own for each status
             cause = str(error).strip().splitlines()[0]
-            raise InputError(
-                f"ONNX Runtime {onnxruntime.__version__} can't open {folder.graph}: {cause}"
-            ) from error
+            raise InputError(f"ONNX Runtime {onnxruntime.__version__} can't open {graph}: {cause}") from error
         self._input = self._session.get_inputs()[0].name
         self._outputs = [output.name for output in self._session.get_outputs()]
 

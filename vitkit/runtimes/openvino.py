@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitkit.errors import InputError
 from vitkit.runtimes import Precision
-from vitkit.runtimes.folder import ExportedFolder
 
 HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 "What layers that are not int8 compute in. Without a hint, OpenVINO chooses bfloat16 wherever a processor has it."
@@ -29,38 +29,39 @@ def import_openvino() -> Any:
         del sys.modules[name]
 
 
+def has_bfloat16() -> bool:
+    """Return whether OpenVINO computes in bfloat16 on this processor."""
+    return "BF16" in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
 class OpenVinoSession:
     """A graph in OpenVINO."""
 
-    def __init__(self, folder: ExportedFolder, threads: int) -> None:
+    def __init__(self, graph: Path, precision: Precision, threads: int) -> None:
         try:
             openvino = import_openvino()
         except ImportError:
             raise InputError(
-                f'{folder.path} runs in OpenVINO, which is not installed: pip install "vitkit[export]"'
+                f'{graph.parent} runs in OpenVINO, which is not installed: pip install "vitkit[export]"'
             ) from None
         core = openvino.Core()
-        if folder.precision == "bfloat16" and "BF16" not in core.get_property(
-            "CPU", "OPTIMIZATION_CAPABILITIES"
-        ):
+        if precision == "bfloat16" and not has_bfloat16():
             raise InputError(
-                f"{folder.path} computes in bfloat16, which this processor doesn't have: export it with --precision "
+                f"{graph.parent} computes in bfloat16, which this processor doesn't have: export it with --precision "
                 "float32 or int8"
             )
         options = {
-            "INFERENCE_PRECISION_HINT": HINTS[folder.precision],
+            "INFERENCE_PRECISION_HINT": HINTS[precision],
             "PERFORMANCE_HINT": "LATENCY",  # the throughput hint halves the speed of single requests
             "INFERENCE_NUM_THREADS": threads,
         }
         try:
             self._request = core.compile_model(
-                core.read_model(os.fspath(folder.graph)), "CPU", options
+                core.read_model(os.fspath(graph)), "CPU", options
             ).create_infer_request()
         except RuntimeError as error:
             cause = str(error).strip().splitlines()[-1]
-            raise InputError(
-                f"OpenVINO {openvino.get_version()} can't open {folder.graph}: {cause}"
-            ) from error
+            raise InputError(f"OpenVINO {openvino.get_version()} can't open {graph}: {cause}") from error
         self._outputs = [output.any_name for output in self._request.model_outputs]
 
     def run(self, images: np.ndarray) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ def open_session(folder: ExportedFolder, threads: int) -> Session:
     if folder.runtime == "onnx":
         from vitkit.runtimes.onnx_runtime import OnnxSession
 
-        return OnnxSession(folder, threads)
+        return OnnxSession(folder.graph, threads)
     from vitkit.runtimes.openvino import OpenVinoSession
 
-    return OpenVinoSession(folder, threads)
+    return OpenVinoSession(folder.graph, folder.precision, threads)

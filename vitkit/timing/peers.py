@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +15,10 @@ from torch import Tensor, nn
 from vitkit.errors import InputError
 from vitkit.models.configs import ViTConfig
 from vitkit.predictor import Predictor
+from vitkit.runtimes.graph import check_exportable, plain_copy, require, write_onnx
+from vitkit.runtimes.onnx_runtime import OnnxSession
+from vitkit.runtimes.openvino import OpenVinoSession, has_bfloat16
+from vitkit.runtimes.session import Session
 from vitkit.timing.ways import LIBRARIES, Way
 from vitkit.weights.convert import save
 
@@ -26,8 +26,6 @@ Call = Callable[[Tensor], Tensor]
 
 # torchvision's models that are rows for comparison, with their image sizes.
 TORCHVISION = {"efficientnet_b0": 224, "efficientnet_b7": 600}
-HINTS = {"float32": "f32", "bfloat16": "bf16"}
-"OpenVINO's words; without one it takes bfloat16 wherever a processor has it."
 
 
 @dataclass(frozen=True)
@@ -123,62 +121,28 @@ def write_graph(predictor: Predictor, folder: Path) -> Path:
     path = folder / "graph" / "model.onnx"
     if path.exists():
         return path
-    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise InputError(f'its graph needs {", ".join(missing)}: pip install "vitkit[export]"')
+    require("onnx", "onnxscript")
+    check_exportable(predictor.model)
     path.parent.mkdir(exist_ok=True)
-    config = predictor.model.config
-    model = predictor.model.cpu()
-    try:
-        with quiet(), torch.no_grad():
-            torch.onnx.export(
-                model,
-                (torch.zeros(2, config.channels, *config.size),),
-                path,
-                dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                input_names=["images"],
-                output_names=["logits"],
-                external_data=True,
-                verbose=False,
-            )
-    except Exception as error:  # the exporter raises what its parts raise
-        path.unlink(missing_ok=True)
-        lines = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"torch.onnx can't export it: {lines[0]}") from error
-    finally:
-        predictor.model.to(predictor.device)
+    write_onnx(plain_copy(predictor.model), path)
     return path
 
 
 def open_onnxruntime(path: Path, way: Way) -> Call:
-    import onnxruntime
-
     if way.precision != "float32":
         raise InputError(f"it has no {way.precision} on the CPU")
-    onnxruntime.disable_telemetry_events()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = way.threads
-    options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    return run_graph(OnnxSession(path, way.threads))
 
 
 def open_openvino(path: Path, way: Way) -> Call:
-    import openvino
-
-    core = openvino.Core()
-    if way.precision == "bfloat16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    if way.precision == "bfloat16" and not has_bfloat16():
         raise InputError("it has no bfloat16 on this processor")
-    options = {
-        "INFERENCE_PRECISION_HINT": HINTS[way.precision],
-        "PERFORMANCE_HINT": "LATENCY",  # the throughput hint halves the speed of single requests
-        "INFERENCE_NUM_THREADS": way.threads,
-    }
-    # `read_model` is C++ and sends no telemetry; the converters in Python do.
-    request = core.compile_model(core.read_model(path), "CPU", options).create_infer_request()
-    output = request.model_outputs[0]
-    # The output is a view of memory that the next call overwrites.
-    return lambda images: torch.from_numpy(request.infer([images.numpy()], share_inputs=True)[output].copy())
+    return run_graph(OpenVinoSession(path, way.precision, way.threads))
+
+
+def run_graph(session: Session) -> Call:
+    """Return a call for the first output of a graph: logits, or features of a model without a head."""
+    return lambda images: torch.from_numpy(next(iter(session.run(images.numpy()).values())))
 
 
 PEERS: dict[str, Peer] = {
@@ -210,19 +174,3 @@ def written(library: str, predictor: Predictor, folder: Path) -> Path:
         for name in (LIBRARIES[library], "transformers", "torchvision", "timm"):
             words = words.removeprefix(f"{name} has no such model: ")
         raise InputError(words) from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the exporter's progress and warnings off the terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

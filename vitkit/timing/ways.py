@@ -34,7 +34,7 @@ class Way:
 
     library: str
     device: str
-    precision: str
+    precision: Precision
     threads: int
     is_compiled: bool = False
 
@@ -49,7 +49,7 @@ class Way:
         return DTYPES[self.precision]
 
 
-def choose_precision(precision: str, device: str) -> str:
+def choose_precision(precision: str, device: str) -> Precision:
     """Return the precision that 'auto' or a name means on a device."""
     known = PRECISIONS[device]
     if precision == "auto":
