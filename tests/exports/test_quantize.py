@@ -27,7 +27,7 @@ from vitkit.exports.smoothing import smooth
 from vitkit.models.layers import Mlp
 from vitkit.models.model import Model
 from vitkit.models.vit import Block
-from vitkit.runtimes.graph import plain_copy
+from vitkit.runtimes.graph import plain_copy, write_onnx
 
 FACTOR = 100.0
 CIFAR = SHARED / "data" / "cifar100" / "cifar100-train-0.parquet"
@@ -107,6 +107,29 @@ def test_int8_layers_are_as_exact_as_8_bits() -> None:
         assert (layer.rounded(x) - inside).abs().max() <= layer.scale
     convolution, x = nn.Conv2d(3, 8, 3, 2, 1), torch.rand(2, 3, 9, 9)
     assert relative_error(Int8Conv2d(convolution, 0.0, 1.0)(x), convolution(x)) < 0.015
+
+
+@torch.no_grad()
+def test_values_are_rounded_before_they_are_moved(tmp_path: Path) -> None:
+    """Attention's output is rounded as the product gives it; the graph computes what the int8 model does."""
+    import onnx
+    import onnxruntime
+
+    torch.manual_seed(0)
+    model = plain_copy(vitkit.create_model("Ti/16", image_size=32, num_classes=5).eval())
+    nn.init.normal_(model.get_submodule("head").weight)
+    images = torch.randn(20, 3, 32, 32)
+    quantize(model, images, convolutions=False)
+    write_onnx(model, tmp_path / "model.onnx")
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    onnx.checker.check_model(str(tmp_path / "model.onnx"))
+    makers = {output: node.op_type for node in graph.node for output in node.output}
+    before = [makers[node.input[0]] for node in graph.node if node.op_type == "QuantizeLinear"]
+    assert len(before) == 4 * 12 and set(before) == {"LayerNormalization", "MatMul", "Gelu"}
+    (found, _) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"images": images.numpy()})
+    assert (
+        relative_error(torch.from_numpy(found), model(images)) < 0.02
+    )  # sums in another order change roundings
 
 
 @torch.no_grad()

@@ -13,9 +13,6 @@ import numpy as np
 from vitkit.errors import InputError
 from vitkit.runtimes import Precision
 
-HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
-"What layers that are not int8 compute in. Without a hint, OpenVINO chooses bfloat16 wherever a processor has it."
-
 
 def import_openvino() -> Any:
     """Return the package, imported without its telemetry, which else reports each import and conversion unless refused."""
@@ -51,7 +48,8 @@ class OpenVinoSession:
                 "float32 or int8"
             )
         options = {
-            "INFERENCE_PRECISION_HINT": HINTS[precision],
+            # Also of what is not int8 in an int8 graph, for which OpenVINO's own choice is bfloat16 wherever there is one.
+            "INFERENCE_PRECISION_HINT": "f32" if precision == "float32" or not has_bfloat16() else "bf16",
             "PERFORMANCE_HINT": "LATENCY",  # the throughput hint halves the speed of single requests
             "INFERENCE_NUM_THREADS": threads,
         }
