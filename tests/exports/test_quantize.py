@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import vitkit
 from tests.models.test_contract import MODELS, images_for, make
-from tests.weights.test_photos import PHOTOS, SHARED, WEIGHTS, label, photos
+from tests.weights.photos import PHOTOS, SHARED, WEIGHTS, label, photos
 from vitkit.data.images import prepare
 from vitkit.exports.images import for_calibration
 from vitkit.exports.int8 import Int8Conv2d, Int8Linear

@@ -12,27 +12,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitkit
+from tests.weights.photos import WEIGHTS, label, needs_photos, photos
 from vitkit.data.images import prepare
 from vitkit.weights.convert import convert
 
-SHARED = Path(__file__).parents[2].parent / "shared"
-WEIGHTS = SHARED / "weights" / "vit_tiny_patch16_224.safetensors"
-PHOTOS = SHARED / "data" / "imagenet" / "samples"
-pytestmark = pytest.mark.skipif(
-    not (WEIGHTS.exists() and PHOTOS.exists()), reason="needs the shared weights and photos"
-)
+pytestmark = needs_photos
 TARGETS = {"npz": "out.npz", "hf": "out", "torchvision": "out.pth"}
-
-
-def photos() -> list[Path]:
-    return sorted(PHOTOS.glob("*.JPEG"))
-
-
-def label(photo: Path) -> int:
-    """The class that a photo's name tells: the place of its WordNet id in ImageNet's order."""
-    synsets = (PHOTOS.parent / "synsets.txt").read_text().split("\n")
-    ids = [line.split()[0] for line in synsets if line]
-    return ids.index(photo.name.partition("_")[0])
 
 
 def count_right(spec: str | Path) -> int:

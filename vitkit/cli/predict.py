@@ -83,15 +83,17 @@ def print_result(model: str, results: Sequence[PredictedImage], skipped: Sequenc
     columns = ["image", "class", "probability"]
     if len(read) == 1:
         [(image, top)] = read
-        cells = [[image if place == 0 else "", *in_words(guess)] for place, guess in enumerate(top)]
+        cells = [[image if place == 0 else "", *name_and_percent(guess)] for place, guess in enumerate(top)]
     else:
-        rest = [", ".join(" ".join(in_words(guess)) for guess in top[1:]) for _, top in read]
-        cells = [[image, *in_words(top[0]), more] for (image, top), more in zip(read, rest, strict=True)]
+        rest = [", ".join(" ".join(name_and_percent(guess)) for guess in top[1:]) for _, top in read]
+        cells = [
+            [image, *name_and_percent(top[0]), more] for (image, top), more in zip(read, rest, strict=True)
+        ]
         columns.append("then")
     blank = [""] * (len(columns) - 2)
     cells += [[entry.image, f"can't be read: {entry.reason}", *blank] for entry in skipped]
     print_table(model, columns, cells, right=["probability"])
 
 
-def in_words(guess: Prediction) -> tuple[str, str]:
+def name_and_percent(guess: Prediction) -> tuple[str, str]:
     return guess.name, f"{guess.probability:.1%}"

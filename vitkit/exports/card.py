@@ -37,7 +37,7 @@ tags: [vision-transformer, vitkit, {result.to}]
 {origin_in_words(Origin(start=result.model))}
 - `{GRAPHS[result.to][0]}`: input `images`, float32 (batch, {config.channels}, {height}, {width}), any batch size; outputs \
 {" and ".join(f"`{output}`" for output in result.outputs)}.
-{in_words(result)}
+{check_in_words(result)}
 Preprocessing: {preprocessing_in_words(stored.preprocessing)}. `config.json` has it, the names of the classes and all
 numbers of the check.
 
@@ -51,7 +51,7 @@ model.{call}("photo.jpg")
     )
 
 
-def in_words(result: Exported) -> str:
+def check_in_words(result: Exported) -> str:
     """Return the lists of calibration and check."""
     check, lines = result.check, []
     if calibration := result.calibration:
