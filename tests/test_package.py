@@ -42,7 +42,7 @@ CORE = (
     *("weights", "catalog", "figures", "progress", "machine", "data"),
 )
 WORK = ("runtimes", "predictor", "objectives", "evaluation", "inspection", "training")
-STORIES = ("doctor", "quickstart", "transfer", "reports", "exports", "timing")
+STORIES = ("doctor", "quickstart", "transfer", "reports", "exports", "timing", "studies")
 PEERS = {"timm", "transformers"}  # what we are measured against: only timing imports them
 
 
