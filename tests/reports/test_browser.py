@@ -17,8 +17,8 @@ from tests.reports.browser import PROGRAM, browse
 from tests.reports.run_folders import write_run
 from vitkit.figures.mistakes import Tile, mistake_sheet
 from vitkit.models.configs import Preprocessing
+from vitkit.page import figure
 from vitkit.reports.inspection import inspect_model
-from vitkit.reports.page import figure
 from vitkit.reports.runs import report
 
 TESTS = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ import numpy as np
 from vitkit.figures import numbers
 from vitkit.figures.curves import MARKERS, MOST_POINTS, Curve, Look, Panel, svg_key
 from vitkit.figures.palette import THEME
-from vitkit.reports.page import Html, element, join
+from vitkit.page import Html, element, join
 from vitkit.runs.reading import Run, mapping
 
 MOST_RUNS = sum(name.startswith("run-") for name in THEME)

@@ -25,11 +25,11 @@ from vitkit.inspection.findings import Findings, Images, RolloutOptions, examine
 from vitkit.inspection.flow import Fuse
 from vitkit.models.configs import Preprocessing, ResNetConfig, Size, TransformerConfig
 from vitkit.notes import Note, kind_of
+from vitkit.page import Html, element, facts, join, page, section, table
 from vitkit.predictor import AnyModel, Names, Prediction, Predictor, load
 from vitkit.progress import Progress, showing
 from vitkit.reports.models import distance_sections, missing, photo_parts, weight_sections
 from vitkit.reports.outcomes import Accuracy, accuracy_in_words, accuracy_of
-from vitkit.reports.page import Html, element, facts, join, page, section, table
 from vitkit.results import Result
 from vitkit.runs.reading import read_object
 from vitkit.weights.folder import preprocessing_in_words

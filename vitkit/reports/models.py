@@ -14,9 +14,9 @@ from vitkit.inspection.asking import join_reasons, reads_class_token
 from vitkit.inspection.drawings import grid_in_words
 from vitkit.inspection.findings import Findings, Photo, RolloutOptions, examine, examine_weights
 from vitkit.models.configs import TransformerConfig
+from vitkit.page import Html, element, figure, fold, section, table
 from vitkit.predictor import Prediction, Predictor, load
 from vitkit.progress import Progress
-from vitkit.reports.page import Html, element, figure, fold, section, table
 from vitkit.runs.reading import Run, mapping, text
 
 NO_IMAGES = "No images were given: vit inspect MODEL IMAGES also shows where the model looks, and how far."

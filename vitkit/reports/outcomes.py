@@ -15,7 +15,7 @@ from PIL import Image
 from vitkit.figures import numbers
 from vitkit.figures.framed import webp
 from vitkit.figures.mistakes import confusion_svg, cut_tiles
-from vitkit.reports.page import NOTHING, Html, breakable, element, facts, figure, fold, join, section, table
+from vitkit.page import NOTHING, Html, breakable, element, facts, figure, fold, join, section, table
 from vitkit.results import Result
 from vitkit.runs.reading import (
     EVALUATION,

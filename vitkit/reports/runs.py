@@ -20,6 +20,7 @@ from vitkit.figures import numbers
 from vitkit.figures.curves import Look, Panel, png, svg
 from vitkit.files import check_output, write_file
 from vitkit.models.names import changed_shape
+from vitkit.page import NOTHING, Html, breakable, element, facts, fold, join, page, section, table
 from vitkit.progress import Progress, showing
 from vitkit.reports import curves
 from vitkit.reports.outcomes import (
@@ -31,7 +32,6 @@ from vitkit.reports.outcomes import (
     read_measured,
     result_sections,
 )
-from vitkit.reports.page import NOTHING, Html, breakable, element, facts, fold, join, page, section, table
 from vitkit.results import Result
 from vitkit.runs.folder import flatten
 from vitkit.runs.reading import (

@@ -7,7 +7,7 @@ import io
 
 from PIL import Image
 
-from vitkit.reports.page import Html, breakable, element, facts, figure, fold, join, page, section, table
+from vitkit.page import Html, breakable, element, facts, figure, fold, join, page, section, table
 
 EVIL = "<script>alert('\"&')</script>"
 SAFE = "&lt;script&gt;alert(&#x27;&quot;&amp;&#x27;)&lt;/script&gt;"
