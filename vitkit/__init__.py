@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitkit.predictor import wrap as wrap
     from vitkit.reports.inspection import inspect_model as inspect_model
     from vitkit.reports.runs import report as report
+    from vitkit.studies.plan import plan_study as plan_study
     from vitkit.timing.run import bench as bench
     from vitkit.training.run import train as train
     from vitkit.transfer.finetune import finetune as finetune
@@ -49,6 +50,7 @@ PUBLIC = {
     "load": "vitkit.predictor",
     "open_data": "vitkit.data.open",
     "pack": "vitkit.data.pack",
+    "plan_study": "vitkit.studies.plan",
     "predict": "vitkit.predictor",
     "probe": "vitkit.evaluation.probe",
     "report": "vitkit.reports.runs",
@@ -76,6 +78,7 @@ __all__ = [
     "load",
     "open_data",
     "pack",
+    "plan_study",
     "predict",
     "probe",
     "report",

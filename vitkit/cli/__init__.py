@@ -31,6 +31,7 @@ from vitkit.cli.predict import predict
 from vitkit.cli.quickstart import quickstart
 from vitkit.cli.report import report
 from vitkit.cli.runs import runs
+from vitkit.cli.study import STUDY
 from vitkit.cli.train import recipes, train
 from vitkit.cli.vtab import vtab
 from vitkit.errors import InputError, did_you_mean
@@ -59,6 +60,10 @@ VERBS: dict[str, Callable[..., None]] = {
     "pack": pack,
     "doctor": doctor,
 }
+# A verb with verbs of its own.
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "study": ("Run many settings from one file: plan what they cost, run them, show what they found.", STUDY),
+}
 
 
 def flags_without_type(params: list[Any]) -> list[Any]:
@@ -78,7 +83,7 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and args[0] not in self.commands:
             hint = did_you_mean(args[0], self.commands) or ";"
-            raise InputError(f"unknown verb {args[0]!r}{hint} `vit --help` lists them all")
+            raise InputError(f"unknown verb {args[0]!r}{hint} `{ctx.command_path} --help` lists them all")
         return super().resolve_command(ctx, args)
 
 
@@ -124,6 +129,11 @@ app = typer.Typer(
 )
 for name, verb in VERBS.items():
     app.command(name, cls=Verb, help=in_paragraphs(verb.__doc__))(verb)
+for name, (about, verbs) in GROUPS.items():
+    group = typer.Typer(cls=Verbs, no_args_is_help=True)
+    for own, verb in verbs.items():
+        group.command(own, cls=Verb, help=in_paragraphs(verb.__doc__))(verb)
+    app.add_typer(group, name=name, help=about, subcommand_metavar="VERB [ARGUMENTS]...")
 
 
 def print_version(asked: bool) -> None:

@@ -143,7 +143,7 @@ def build(
         )
         notes += (Note(text, "model"),)
     check_rgb(model.config, config.model["name"])
-    check_size(pipeline, source, model)
+    check_size(pipeline, source, model.config)
     measured = _open_measured(config, source, inputs.measured)
     model.activation_checkpointing = config.activation_checkpointing
     freeze_parameters(model, config.optimizer.freeze)
@@ -311,18 +311,18 @@ def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
     return changed
 
 
-def check_size(pipeline: Pipeline, source: Source, model: Model) -> None:
+def check_size(pipeline: Pipeline, source: Source | None, model: ModelConfig) -> None:
     """Raise InputError if the pipeline's images don't have the model's size, before anything is computed."""
     size = pipeline.size
-    if size is None and source.images is not None and not pipeline.image:
+    if size is None and source is not None and source.images is not None and not pipeline.image:
         size = (source.images.shape[1], source.images.shape[2])
     if size is None:
         raise InputError(
             "the pipeline doesn't set the size of images: start it with a crop or resize, such as "
-            f"resize({model.config.size[0]})"
+            f"resize({model.size[0]})"
         )
-    if size != model.config.size:
-        have, want = (f"{height}x{width}" for height, width in (size, model.config.size))
+    if size != model.size:
+        have, want = (f"{height}x{width}" for height, width in (size, model.size))
         raise InputError(f"the pipeline gives images of {have}, but the model takes {want}: make them equal")
 
 

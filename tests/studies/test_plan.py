@@ -1,0 +1,114 @@
+"""What a study costs: table 6's exaFLOPs without JFT, and data that doesn't fit refused before anything is spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitkit import plan_study
+from vitkit.costs import cost_of
+from vitkit.errors import InputError
+from vitkit.models.names import model_config
+from vitkit.published import PUBLISHED_SCALING
+
+LIMITS = {"ViT": 0.021, "Hybrid": 0.03, "ResNet": 0.045}
+
+
+@pytest.fixture(autouse=True)
+def rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of 1 TFLOP/s."""
+    monkeypatch.setattr("vitkit.studies.plan.matrix_rate", lambda *_: 1e12)
+
+
+def test_table_6_without_jft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_study("paper_compute", device="cpu")
+    assert "./jft:train" in plan.absent
+    assert [run.model for run in plan.runs] == [name for name, *_ in PUBLISHED_SCALING]
+    for run, (name, epochs, published) in zip(plan.runs, PUBLISHED_SCALING, strict=True):
+        assert abs(run.exaflops / published - 1) < LIMITS[run.family], name
+        assert run.images == 303_000_000
+        assert abs(run.steps * run.batch_size - epochs * 303e6) <= 4096
+    assert plan.exaflops == pytest.approx(sum(run.exaflops for run in plan.runs))
+
+
+def test_the_number_of_images_is_a_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole, tenth = (
+        plan_study("paper_compute", [f"data_images={images}"], device="cpu")
+        for images in (303_000_000, 30_300_000)
+    )
+    assert tenth.exaflops == pytest.approx(whole.exaflops / 10, rel=1e-4)
+
+
+TEXT = """\
+# Widths on digits.
+recipe: digits
+settings: {duration: 20}
+grid:
+  model: {narrow: {}, wide: {model.width: 128}}
+  images: [100, 400]
+measure:
+  - {by: knn, data: digits}
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    path = tmp_path / "widths.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_cost_follows_from_model_and_steps(study: Path) -> None:
+    plan = plan_study(study, device="cpu")
+    names = ["narrow_images-100", "narrow_images-400", "wide_images-100", "wide_images-400"]
+    assert [run.name for run in plan.runs] == names
+    run = plan.runs[-1]
+    fields = {"patch": 4, "depth": 4, "heads": 4, "mlp_width": 128, "pool": "mean", "image_size": 16}
+    cost = cost_of(model_config("Ti/16", width=128, num_classes=10, **fields))
+    assert (run.images, run.steps, run.batch_size, run.family) == (400, 20, 128, "ViT")
+    assert (run.parameters, run.macs) == (cost.parameters, cost.macs)
+    assert run.exaflops == pytest.approx(6 * cost.macs * 20 * 128 / 1e18)
+    # 4 evaluations on the 382 images of test, then features of all 1,797 images.
+    assert run.seconds == pytest.approx(2 * cost.macs * (3 * 20 * 128 + 4 * 382 + 1157 + 382) / 0.4e12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("settings.model.patch=32", "smaller than one patch"),
+        ("settings.model.image_size=24", "the pipeline gives images of 16x16, but the model takes 24x24"),
+        ("grid={images: [100, 5000]}", "asks for image 5,000"),
+        ("settings.schedule.warmup=21", "warmup and cooldown take 21 and 0 steps"),
+        ("settings.data.train=./nowhere:train", "to plan without it, give data_images=NUMBER"),
+        ("settings.model.num_classes=7", "num_classes in model differs from the data's 10 classes"),
+        ("settings.model.name=B/16x", "unknown model 'B/16x'"),
+        ("settings.duration=0", "is less than one step"),
+    ],
+)
+def test_a_run_that_cannot_start_is_refused(study: Path, change: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        plan_study(study, ["grid={model: {narrow: {}}}", change], device="cpu")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command(vit: Callable[..., Any], study: Path) -> None:
+    answer = vit("study", "plan", str(study), "grid.images=[100]", "--device", "cpu")
+    assert answer.status == 0
+    assert "narrow_images-100" in answer.out
+    assert "2 runs" in answer.out
+    document = json.loads(vit("study", "plan", str(study), "--device", "cpu", "--json").out)
+    assert [run["images"] for run in document["runs"]] == [100, 400, 100, 400]
+    answer = vit("study", "plan", str(study), "grid.images=[]")
+    assert (answer.status, answer.err.count("\n")) == (2, 1)
+    assert answer.err.startswith("error: grid.images is []; expected")
+    assert (
+        vit("study", "pln").err
+        == "error: unknown verb 'pln'; did you mean 'plan'? `vit study --help` lists them all\n"
+    )
