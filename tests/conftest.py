@@ -23,7 +23,8 @@ os.environ.pop("COLUMNS", None)  # tables in a pipe would keep to it
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 # A machine for GPU tests need not have these: modules that import them are not collected there.
-NEEDED = ("braceexpand", "hypothesis", "timm", "transformers", "webdataset")
+NEEDED = """braceexpand fastapi httpx hypothesis onnx onnxruntime openvino pydantic ray starlette timm transformers
+webdataset""".split()
 ABSENT = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 if "hypothesis" not in ABSENT:
     from hypothesis import settings

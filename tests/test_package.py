@@ -44,6 +44,8 @@ CORE = (
 WORK = ("runtimes", "predictor", "objectives", "evaluation", "inspection", "training")
 STORIES = ("doctor", "quickstart", "transfer", "reports", "exports", "timing", "studies")
 PEERS = {"timm", "transformers"}  # what we are measured against: only timing imports them
+OPTIONAL = """braceexpand datasets fastapi httpx hypothesis kornia multipart onnx onnxruntime onnxscript
+openvino pillow_heif pydantic ray starlette tensorboard timm transformers uvicorn wandb webdataset""".split()
 
 
 def parts() -> set[str]:
@@ -128,6 +130,34 @@ def test_import_is_light_over_torch() -> None:
         "import torch, time; start = time.perf_counter(); import vitkit; print(time.perf_counter() - start)"
     )
     assert statistics.median(float(run(code)) for _ in range(5)) < 0.050
+
+
+# As on a machine where the optional packages were never installed.
+WITHOUT_OPTIONAL = f"""
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+absent = {OPTIONAL}
+PathFinder.find_spec = classmethod(
+    lambda cls, name, *rest: None if name.partition(".")[0] in absent else find(name, *rest)
+)
+"""
+
+
+@pytest.mark.slow
+def test_every_module_imports_without_optional_packages() -> None:
+    paths = [path.relative_to(ROOT).with_suffix("") for path in source_files()]
+    names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
+    chosen = [name for name in names if not name.endswith(("__main__", "_triton"))]
+    run(f"{WITHOUT_OPTIONAL}import importlib; [importlib.import_module(name) for name in {chosen}]")
+
+
+@pytest.mark.slow
+def test_gpu_tests_are_collected_without_optional_packages() -> None:
+    # Plugins of other packages import what is absent here.
+    alone = "import os; os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'"
+    arguments = "-m gpu --collect-only -q -p no:cacheprovider".split()
+    found = run(f"{WITHOUT_OPTIONAL}{alone}; import pytest; raise SystemExit(pytest.main({arguments}))")
+    assert "tests/training/test_gpu.py::test_under_torchrun[fsdp]" in found
 
 
 def test_public_names_are_there() -> None:
