@@ -42,7 +42,7 @@ CORE = (
     *("weights", "catalog", "figures", "page", "progress", "machine", "data"),
 )
 WORK = ("runtimes", "predictor", "objectives", "evaluation", "inspection", "training")
-STORIES = ("doctor", "quickstart", "transfer", "reports", "exports", "timing", "studies")
+STORIES = ("doctor", "quickstart", "transfer", "reports", "exports", "timing", "studies", "serving")
 PEERS = {"timm", "transformers"}  # what we are measured against: only timing imports them
 OPTIONAL = """braceexpand datasets fastapi httpx hypothesis kornia multipart onnx onnxruntime onnxscript
 openvino pillow_heif pydantic ray starlette tensorboard timm transformers uvicorn wandb webdataset""".split()

@@ -1,0 +1,1 @@
+"""A model behind HTTP: the batcher with its latency bound, the API, the page, several processes."""
