@@ -47,8 +47,8 @@ class Browser:
         assert "error" not in answer, f"{method}: {answer['error']}"
         return dict(answer["result"])
 
-    def open(self, path: Path, width: int, height: int = 800, *, is_phone: bool = False) -> None:
-        """Show a file in a window of this size, and wait until all of it is loaded."""
+    def open(self, page: Path | str, width: int, height: int = 800, *, is_phone: bool = False) -> None:
+        """Show a file or an address in a window of this size, and wait until all of it is loaded."""
         self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -57,7 +57,7 @@ class Browser:
             mobile=is_phone,
         )
         self.events.clear()
-        self.ask("Page.navigate", url=path.resolve().as_uri())
+        self.ask("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
@@ -125,7 +125,7 @@ _REQUEST = "Network.requestWillBeSent"
 
 
 @contextmanager
-def browse(profile: Path) -> Iterator[Browser]:
+def browse(profile: Path, *options: str) -> Iterator[Browser]:
     """Start Chromium with a fresh profile, and end it."""
     assert PROGRAM
     to_browser, from_browser = os.pipe(), os.pipe()
@@ -135,6 +135,7 @@ def browse(profile: Path) -> Iterator[Browser]:
         "--hide-scrollbars",
         "--remote-debugging-pipe",
         f"--user-data-dir={profile}",
+        *options,
     ]
     # Chromium reads commands from descriptor 3 and answers on 4.
     redirected = f'exec "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}'

@@ -1,0 +1,235 @@
+"""The page of the server: pictures become bars, and what goes wrong is said in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.reports.browser import PROGRAM, Browser, browse
+from tests.serving.stand_in import StandIn, stand_in
+from vitkit.figures.palette import THEME
+
+STATIC = Path(__file__).parents[2] / "vitkit" / "serving" / "static"
+WIDTHS = {"phone": 390, "desktop": 1280}
+
+driven = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not PROGRAM, reason="there is no Chromium here"),
+]
+
+
+class Attributes(HTMLParser):
+    """All attributes of a page, and its scripts' and styles' texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str | None]] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.found += attrs
+
+
+def test_a_strict_policy_suffices_it() -> None:
+    """No style or script inside the page, nothing from elsewhere, no text made HTML."""
+    page = Attributes()
+    page.feed((STATIC / "page.html").read_text(encoding="utf-8"))
+    assert not [name for name, _ in page.found if name.startswith("on") or name == "style"]
+    assert "style" not in page.tags and page.tags.count("script") == 1
+    links = [value for name, value in page.found if name in ("src", "href") and value]
+    assert not [link for link in links if re.match(r"//|(?!data:)\w+:", link)]
+    script = (STATIC / "page.js").read_text(encoding="utf-8")
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?:", script)
+    assert not re.search(r"url\(|@import|https?:", (STATIC / "page.css").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("shade", [0, 1], ids=["light", "dark"])
+def test_its_colours_are_those_of_all_pages(shade: int) -> None:
+    style = (STATIC / "page.css").read_text(encoding="utf-8")
+    block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[shade]
+    colours = dict(re.findall(r"--([\w-]+): (#\w+);", block))
+    shared = colours.keys() & THEME.keys()
+    assert {"paper", "ink", "muted", "line", "bad"} <= shared
+    assert {name: colours[name] for name in shared} == {name: THEME[name][shade] for name in shared}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browse(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[StandIn]:
+    with stand_in() as found:
+        yield found
+
+
+@pytest.fixture
+def server(shared_server: StandIn) -> StandIn:
+    shared_server.reset()
+    return shared_server
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("photos")
+    draw = np.random.default_rng(0).integers
+    made = [folder / "<i>one.jpg", folder / "two.png", folder / "three.webp"]
+    for place, path in enumerate(made):
+        Image.fromarray(draw(0, 256, (60 + 20 * place, 90, 3), np.uint8)).save(path)
+    return made
+
+
+class Page:
+    """The page as a person uses it."""
+
+    def __init__(self, browser: Browser, url: str, width: str = "desktop") -> None:
+        self.browser = browser
+        browser.open(url, WIDTHS[width], is_phone=width == "phone")
+        self.wait("document.body.dataset.state !== 'starting'")
+
+    def get(self, expression: str) -> Any:
+        return self.browser.evaluate(expression)
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression is true."""
+        code = f"""new Promise((done, fail) => {{
+            const end = performance.now() + 15000;
+            const look = () => ({condition}) ? done(true)
+                : performance.now() > end ? done(false) : setTimeout(look, 20);
+            look();
+        }})"""
+        assert self.get(code), f"{condition} never came; the page says {self.words()}"
+
+    def choose(self, *paths: Path) -> None:
+        """Choose files, as the system's dialog does."""
+        node = self.browser.ask("Runtime.evaluate", expression="document.querySelector('#files')")
+        names = [str(path) for path in paths]
+        self.browser.ask("DOM.setFileInputFiles", files=names, objectId=node["result"]["objectId"])
+
+    def click(self, selector: str) -> None:
+        self.get(f"document.querySelector({selector!r}).click()")
+
+    def key(self, name: str, code: int, text: str = "") -> None:
+        for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
+            words = {"text": text} if text and kind == "keyDown" else {}
+            self.browser.ask(
+                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **words
+            )
+
+    def text(self, selector: str) -> str:
+        return str(self.get(f"document.querySelector({selector!r}).innerText"))
+
+    def words(self) -> str:
+        return str(self.get("document.body.innerText"))
+
+    def wait_for_answers(self, number: int) -> None:
+        self.wait(
+            f"document.querySelectorAll('#strip [data-status=done], #strip [data-status=failed]').length === {number}"
+        )
+
+    def is_quiet(self) -> bool:
+        return self.browser.complaints == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+class TestPage:
+    pytestmark = driven
+
+    def test_several_pictures_become_bars(
+        self, browser: Browser, server: StandIn, photos: list[Path], width: str
+    ) -> None:
+        page = Page(browser, server.url, width)
+        assert "What is in your picture?" in page.words() and "Ti/16@pretrained" in page.words()
+        page.choose(*photos)
+        page.wait_for_answers(3)
+        assert sorted(server.asked).count("/predict?top=8") == 3
+        # Names are text, whatever they hold.
+        assert page.text("#name") == "<i>one.jpg"
+        shown = page.get("[...document.querySelectorAll('#classes .name')].map(node => node.textContent)")
+        assert len(shown) == 5 and set(shown) <= set(server.names)
+        assert page.text(".best span") == "80%"
+        bars = page.get(
+            """[...document.querySelectorAll('#classes .track')].map(
+            node => node.firstChild.clientWidth / node.clientWidth)"""
+        )
+        np.testing.assert_allclose(bars[:3], [0.8, 0.16, 0.032], atol=0.01)
+        page.click("#more")
+        assert page.get("document.querySelectorAll('#classes li').length") == 8
+        assert "<b>tiger</b> cat" in page.words()
+        page.click("#strip li:nth-child(3) button")
+        assert page.text("#name") == "three.webp"
+        assert page.get("document.querySelector('#photo').naturalHeight") == 100
+        assert page.get("document.documentElement.scrollWidth") == WIDTHS[width]
+        assert page.is_quiet()
+        assert all(url.startswith((server.url, "blob:")) for url in browser.requests)
+
+    def test_wrong_files_are_named(
+        self, browser: Browser, server: StandIn, photos: list[Path], width: str, tmp_path: Path
+    ) -> None:
+        """What can't be a picture is not sent; what the server can't read is answered in its words."""
+        notes, damaged, large = (tmp_path / name for name in ("notes.txt", "damaged.jpg", "large.png"))
+        notes.write_text("hello")
+        damaged.write_bytes(photos[0].read_bytes()[:200])
+        large.write_bytes(b"\0" * 3_000_000)
+        page = Page(browser, server.url, width)
+        page.choose(notes, damaged, large, photos[1])
+        page.wait_for_answers(4)
+        assert [path for path in server.asked if "predict" in path] == ["/predict?top=8"] * 2
+        told = {}
+        for place in range(1, 5):
+            page.click(f"#strip li:nth-child({place}) button")
+            is_told = not page.get("document.querySelector('#failure').hidden")
+            told[page.text("#name")] = page.text("#failure p") if is_told else ""
+        assert told == {
+            "notes.txt": "This file is not a picture.",
+            "damaged.jpg": "It is damaged, or not a picture.",
+            "large.png": "This picture has 3 MB; the server takes up to 2 MB.",
+            "two.png": "",
+        }
+        assert page.get("document.documentElement.scrollWidth") == WIDTHS[width]
+
+    def test_a_busy_server_is_asked_again_when_it_said(
+        self, browser: Browser, server: StandIn, photos: list[Path], width: str
+    ) -> None:
+        server.num_refusals = 2
+        page = Page(browser, server.url, width)
+        page.choose(photos[0])
+        page.wait("document.querySelector('#notice').innerText.includes('The server is busy')")
+        page.wait_for_answers(1)
+        assert page.text(".best span") == "80%" and server.num_refusals == 0
+        page.wait("document.querySelector('#notice').hidden")
+
+
+class TestKeys:
+    pytestmark = driven
+
+    def test_the_key_is_asked_for_and_a_wrong_one_is_said_to_be(
+        self, browser: Browser, server: StandIn, photos: list[Path]
+    ) -> None:
+        server.reset(key_required=True)
+        server.key = "open sesame"
+        page = Page(browser, server.url)
+        page.wait("document.querySelector('#key-dialog').open")
+        page.get("document.querySelector('#key').value = 'wrong'")
+        page.click("#key-dialog .primary")
+        page.choose(photos[0])
+        page.wait("document.querySelector('#key-dialog').open")
+        assert "does not accept this key" in page.text("#key-dialog")
+        page.get("document.querySelector('#key').value = 'open sesame'")
+        page.click("#key-dialog .primary")
+        page.wait_for_answers(1)
+        assert page.text(".best span") == "80%"
+        # The tab remembers it.
+        page = Page(browser, server.url)
+        assert not page.get("document.querySelector('#key-dialog').open")
+        page.get("sessionStorage.clear()")
