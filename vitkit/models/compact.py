@@ -12,6 +12,7 @@ from vitkit.kernels.pooling import relu_pool
 from vitkit.models.attention.full import FullAttention
 from vitkit.models.configs import CompactConfig, ModelConfig
 from vitkit.models.layers import Activation, DropPath, drop_path_rates, sequence_pool
+from vitkit.models.merging import Merging, encode_merged
 from vitkit.models.model import Model, recomputed
 from vitkit.models.positions import resample_table, sine_1d
 from vitkit.models.record import Record
@@ -71,8 +72,13 @@ class Block(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
-        x = x + self.drop_path(self.self_attn(self.pre_norm(x), record, layer))
+    def forward(
+        self, x: Tensor, record: Record | None = None, layer: int = 0, merging: Merging | None = None
+    ) -> Tensor:
+        if merging is None:
+            x = x + self.drop_path(self.self_attn(self.pre_norm(x), record, layer))
+        else:
+            x = merging.join(x + merging.attend(self.self_attn, self.pre_norm(x), record, layer), layer)
         x = self.norm1(x)
         y = self.drop(self.linear2(self.drop(self.act(self.linear1(x)))))
         return x + self.drop_path(y)
@@ -147,6 +153,8 @@ class CompactTransformer(Model):
         if self.config.positions != "none":
             tokens = tokens + classifier.positional_emb
         tokens = classifier.drop(tokens)
+        if self.merge:
+            return encode_merged(self, classifier.blocks, classifier.norm, tokens, record)
         for layer, block in enumerate(classifier.blocks):
             if self.activation_checkpointing and torch.is_grad_enabled():
                 tokens = recomputed(block, tokens, *(() if record is None else (record, layer)))
@@ -155,6 +163,9 @@ class CompactTransformer(Model):
             if record is not None:
                 record.keep("tokens", tokens, layer)
         return classifier.norm(tokens)
+
+    def why_unmerged(self) -> str | None:
+        return None
 
     def reset_head(self, num_classes: int, bias: float = 0.0) -> None:
         like = self.classifier.norm.weight

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, Size, as_size
 from vitkit.models.record import Record
@@ -50,6 +51,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.activation_checkpointing = False  # recompute each block in the backward pass to save memory
+        self.merge = 0  # patches that each layer merges, in inference
 
     def forward(self, images: Tensor, record: Record | None = None) -> Tensor:
         """Return logits (batch, classes), and fill `record` if one is given."""
@@ -93,6 +95,17 @@ class Model(nn.Module):
         """Change the input size; learned positions are resampled."""
         old, self.config = self.config, dataclasses.replace(self.config, image_size=as_size(image_size))
         self.resample_positions(old)
+
+    def set_merge(self, merge: int) -> None:
+        """Merge this many patches in each layer from now on (ToMe); 0 merges none. For inference, without training."""
+        Bounds(at_least=0).check("merge", merge)
+        if merge and (why := self.why_unmerged()):
+            raise InputError(f"patches can't be merged in this model: {why}")
+        self.merge = merge
+
+    def why_unmerged(self) -> str | None:
+        """Return why a model's patches can't be merged; None if they can."""
+        return "it has no tokens"
 
     def check_images(self, images: Tensor) -> None:
         """Raise InputError unless images have the shape that the model takes."""

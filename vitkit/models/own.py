@@ -92,6 +92,9 @@ class OwnModule(Model):
             found = describe(self.module, image_size, self.config.channels)
             self.config = replace(self.config, image_size=found.size, num_features=found.num_features)
 
+    def why_unmerged(self) -> str | None:
+        return f"{self.config.module} is a module of your own, so its tokens are not known"
+
     def _new_head(self, bias: float = 0.0) -> nn.Module:
         if not self.config.num_classes:
             return nn.Identity()

@@ -25,6 +25,7 @@ from vitkit.models.layers import (
     lecun_normal_,
     sequence_pool,
 )
+from vitkit.models.merging import Merging, encode_merged
 from vitkit.models.model import Model, recomputed
 from vitkit.models.pairs import Axis
 from vitkit.models.positions import concat_axes, resample_line, resample_table, sincos_2d
@@ -71,8 +72,13 @@ class Block(nn.Module):
         self.ls2 = _layer_scale(config)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, record: Record | None = None, layer: int = 0) -> Tensor:
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), record, layer)))
+    def forward(
+        self, x: Tensor, record: Record | None = None, layer: int = 0, merging: Merging | None = None
+    ) -> Tensor:
+        if merging is None:
+            x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), record, layer)))
+        else:
+            x = merging.join(x + self.ls1(merging.attend(self.attn, self.norm1(x), record, layer)), layer)
         x = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
         return x
 
@@ -160,6 +166,8 @@ class VisionTransformer(Model):
         tokens = self.embed(images, corrupt)  # (batch, tokens, width)
         if keep is not None:
             tokens = self.take_patches(tokens, keep)
+        if self.merge:
+            return encode_merged(self, self.blocks, self.norm, tokens, record)
         for layer, block in enumerate(self.blocks):
             if self.config.positions_at != "stem":
                 tokens = self.add_positions(tokens, layer)
@@ -170,6 +178,16 @@ class VisionTransformer(Model):
             if record is not None:
                 record.keep("tokens", tokens, (layer + 1) * self.config.num_layers // self.config.depth - 1)
         return self.norm(tokens)
+
+    def why_unmerged(self) -> str | None:
+        config = self.config
+        if config.attention != "full":
+            return f"attention {config.attention!r} needs the grid of patches"
+        if config.positions == "relative":
+            return "relative positions are those of single patches"
+        if config.positions_at == "every_layer":
+            return "every layer adds the positions of single patches"
+        return None
 
     def embed(self, images: Tensor, corrupt: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return the input of the first block: class and register tokens, then patches, with positions added."""

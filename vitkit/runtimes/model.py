@@ -57,6 +57,9 @@ class RuntimeModel(Model):
                 f"--image-size {write_size(image_size)}"
             )
 
+    def why_unmerged(self) -> str | None:
+        return f"{self.folder.path} is an exported graph, which can't change"
+
     def _run(self, images: Tensor) -> dict[str, Tensor]:
         self.check_images(images)
         if not len(images):  # runtimes don't take empty batches
