@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from vitkit.data.pack import pack as pack
     from vitkit.data.report import describe_data as describe_data
     from vitkit.errors import InputError as InputError
+    from vitkit.evaluation.embed import embed as embed
+    from vitkit.evaluation.embeddings import open_embeddings as open_embeddings
     from vitkit.evaluation.fewshot import fewshot as fewshot
     from vitkit.evaluation.knn import knn as knn
     from vitkit.evaluation.probe import probe as probe
@@ -40,6 +42,7 @@ PUBLIC = {
     "cost": "vitkit.costs",
     "create_model": "vitkit.models.create",
     "describe_data": "vitkit.data.report",
+    "embed": "vitkit.evaluation.embed",
     "evaluate": "vitkit.evaluation.run",
     "export": "vitkit.exports.run",
     "fewshot": "vitkit.evaluation.fewshot",
@@ -49,6 +52,7 @@ PUBLIC = {
     "list_models": "vitkit.models.names",
     "load": "vitkit.predictor",
     "open_data": "vitkit.data.open",
+    "open_embeddings": "vitkit.evaluation.embeddings",
     "pack": "vitkit.data.pack",
     "plan_study": "vitkit.studies.plan",
     "predict": "vitkit.predictor",
@@ -68,6 +72,7 @@ __all__ = [
     "cost",
     "create_model",
     "describe_data",
+    "embed",
     "evaluate",
     "export",
     "fewshot",
@@ -77,6 +82,7 @@ __all__ = [
     "list_models",
     "load",
     "open_data",
+    "open_embeddings",
     "pack",
     "plan_study",
     "predict",

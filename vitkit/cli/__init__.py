@@ -19,6 +19,7 @@ from vitkit.cli.convert import convert
 from vitkit.cli.cost import cost
 from vitkit.cli.data import data
 from vitkit.cli.doctor import doctor
+from vitkit.cli.embed import embed
 from vitkit.cli.eval import eval
 from vitkit.cli.export import export
 from vitkit.cli.finetune import finetune
@@ -43,6 +44,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "cost": cost,
     "predict": predict,
     "eval": eval,
+    "embed": embed,
     "inspect": inspect,
     "train": train,
     "fewshot": fewshot,

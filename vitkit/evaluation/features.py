@@ -124,12 +124,17 @@ def _may_be_kept(predictor: Predictor, source: Source) -> bool:
 
 
 def _store(predictor: Predictor, pipeline: Pipeline | None = None) -> RowStore:
-    return RowStore(cache_folder() / "features" / _digest(predictor, pipeline))
+    return RowStore(cache_folder() / "features" / features_digest(predictor, pipeline))
 
 
 def load_frozen(model: AnyModel, device: str, image_size: Size | None) -> Predictor:
-    """Return a model; an untrained one has the same random weights each time."""
+    """Return a model whose features one process measures."""
     check_alone("frozen features are measured in one process: start without torchrun")
+    return load_for_features(model, device, image_size)
+
+
+def load_for_features(model: AnyModel, device: str = "auto", image_size: Size | None = None) -> Predictor:
+    """Return a model; an untrained one has the same random weights each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         predictor = load(model, device=device, image_size=image_size)
@@ -137,7 +142,7 @@ def load_frozen(model: AnyModel, device: str, image_size: Size | None) -> Predic
     return predictor
 
 
-def _digest(predictor: Predictor, pipeline: Pipeline | None) -> str:
+def features_digest(predictor: Predictor, pipeline: Pipeline | None = None) -> str:
     """Return a text that changes when the weights do, or how images are prepared for them."""
     digest = hashlib.blake2b(digest_size=16)
     config = dataclasses.asdict(predictor.model.config)

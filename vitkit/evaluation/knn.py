@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.unreadable import BadImages
 from vitkit.errors import InputError
 from vitkit.evaluation.frozen import FrozenEvaluator, FrozenResult, check_classes, check_rows, open_pair
+from vitkit.evaluation.neighbours import nearest, unit_rows
 from vitkit.evaluation.passes import SourcePasses
 from vitkit.models.configs import Size
 from vitkit.notes import Note
@@ -83,15 +83,7 @@ class KNN(ClassifierMixin, BaseEstimator):
         """Yield similarities and numbers of the k nearest images, block by block: both (images, k), nearest first."""
         x = check_rows(x, width=self.n_features_in_)
         for block in self._unit_blocks(x):
-            similarities = torch.empty(len(block), 0, dtype=block.dtype, device=block.device)
-            numbers = torch.empty(len(block), 0, dtype=torch.int64, device=block.device)
-            first = 0
-            for others in self._unit_blocks(self._x):
-                values, places = _greatest(block @ others.T, k)
-                values = torch.cat((similarities, values), 1)
-                values, order = values.sort(dim=1, descending=True, stable=True)
-                numbers = torch.cat((numbers, places + first), 1).gather(1, order)[:, :k]
-                similarities, first = values[:, :k], first + len(others)
+            similarities, numbers = nearest(block, self._unit_blocks(self._x), k)
             yield similarities.cpu().double(), numbers.cpu()
 
     def vote(self, similarities: Tensor, numbers: Tensor, k: int, temperature: float) -> np.ndarray:
@@ -105,24 +97,7 @@ class KNN(ClassifierMixin, BaseEstimator):
 
     def _unit_blocks(self, x: np.ndarray) -> Iterator[Tensor]:
         for start in range(0, len(x), self.block_size):
-            block = torch.from_numpy(np.array(x[start : start + self.block_size], self._dtype))
-            if not block.isfinite().all():
-                raise InputError("features are not finite")
-            yield F.normalize(block.to(self.device), dim=1)
-
-
-def _greatest(similarities: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k greatest of each row with their places, of equal ones the first, in falling order."""
-    k = min(k, similarities.shape[1])
-    values, places = similarities.topk(k, dim=1)
-    # topk takes any of several equal values: where some are left out, the row is sorted.
-    crowded = (similarities >= values[:, -1:]).sum(1) > k
-    if crowded.any():
-        ordered, order = similarities[crowded].sort(dim=1, descending=True, stable=True)
-        values[crowded], places[crowded] = ordered[:, :k], order[:, :k]
-    places, order = places.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, places.gather(1, order)
+            yield unit_rows(x[start : start + self.block_size], self._dtype, self.device)
 
 
 @dataclass(frozen=True)

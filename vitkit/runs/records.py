@@ -118,6 +118,14 @@ KINDS = {
         fields={"source": "", "content": {}, "complete": False, "shards": {}},
         is_data=True,
     ),
+    # Parts of a file of features that isn't finished.
+    "embed": Kind(
+        "unfinished features",
+        "embed.json",
+        {f"{'[0-9]' * 10}-{'[0-9]' * 10}.parquet": None},
+        ("settings",),
+        is_data=True,
+    ),
 }
 
 
