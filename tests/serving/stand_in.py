@@ -86,6 +86,10 @@ class Handler(BaseHTTPRequestHandler):
             name, kind = STATIC[path]
             content = files("vitkit").joinpath("serving", "static", name).read_bytes()
             self.reply(content, f"{kind}; charset=utf-8")
+        elif path.startswith("/thumbnail/"):
+            made = io.BytesIO()
+            Image.new("RGB", (96, 64), (30 * int(path.split("/")[-1]), 120, 160)).save(made, "PNG")
+            self.reply(made.getvalue(), "image/png")
         elif path == "/info":
             self.reply_json(self.stand_in.info)
         else:
@@ -101,13 +105,30 @@ class Handler(BaseHTTPRequestHandler):
         if self.stand_in.num_refusals:
             self.stand_in.num_refusals -= 1
             return self.reply_json({"error": "overloaded"}, 503, Retry_After="1")
+        if url.path == "/attention":
+            if not self.stand_in.info["attention"]:
+                return self.reply_json({"error": self.stand_in.info["attention_reason"]}, 501)
+            return self.reply(self.look(query["layer"], query["head"]), "image/png")
         head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
         [part] = BytesParser().parsebytes(head + body).get_payload()
         content = part.get_payload(decode=True)
         name = part.get_filename()
         if url.path == "/predict":
             return self.reply_json({"predictions": [self.predict(name, content, int(query["top"]))]})
+        if url.path == "/search" and self.stand_in.info["search"]:
+            found = [
+                {"index": place, "name": f"folder/<i>{place}.jpg", "similarity": 0.98 - 0.05 * place}
+                for place in range(8)
+            ]
+            return self.reply_json({"images": found})
         self.reply_json({"error": "no such page"}, 404)
+
+    def look(self, layer: str, head: str) -> bytes:
+        """A picture of one colour that tells layers and heads apart."""
+        red, green = (0 if word in ("rollout", "mean") else 10 * (int(word) + 1) for word in (layer, head))
+        made = io.BytesIO()
+        Image.new("RGB", (224, 224), (red, green, 90)).save(made, "PNG")
+        return made.getvalue()
 
     def predict(self, name: str, content: bytes, top: int) -> dict[str, Any]:
         """The classes in an order that the picture's bytes give."""

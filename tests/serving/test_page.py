@@ -19,6 +19,15 @@ from vitkit.figures.palette import THEME
 STATIC = Path(__file__).parents[2] / "vitkit" / "serving" / "static"
 WIDTHS = {"phone": 390, "desktop": 1280}
 
+# The colour of the attention map that is shown.
+MAP = """(() => {
+  const map = document.querySelector("#map"), canvas = document.createElement("canvas");
+  if (map.hidden || !map.complete || !map.naturalWidth) return "";
+  const drawing = canvas.getContext("2d");
+  drawing.drawImage(map, 0, 0);
+  return [...drawing.getImageData(1, 1, 1, 1).data].slice(0, 3).join(",");
+})()"""
+
 driven = [
     pytest.mark.browser,
     pytest.mark.skipif(not PROGRAM, reason="there is no Chromium here"),
@@ -63,7 +72,8 @@ def test_its_colours_are_those_of_all_pages(shade: int) -> None:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browse(tmp_path_factory.mktemp("profile")) as found:
+    camera = ("--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream")
+    with browse(tmp_path_factory.mktemp("profile"), *camera) as found:
         yield found
 
 
@@ -116,6 +126,21 @@ class Page:
         names = [str(path) for path in paths]
         self.browser.ask("DOM.setFileInputFiles", files=names, objectId=node["result"]["objectId"])
 
+    def drop(self, *paths: Path) -> None:
+        """Drag files over the page and let go."""
+        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.browser.ask("Input.dispatchDragEvent", type=kind, x=200, y=200, data=data)
+
+    def slide(self, name: str, value: int) -> None:
+        self.get(
+            f"""(() => {{
+            const slider = document.querySelector('#{name}');
+            slider.value = {value};
+            slider.dispatchEvent(new Event('input', {{bubbles: true}}));
+        }})()"""
+        )
+
     def click(self, selector: str) -> None:
         self.get(f"document.querySelector({selector!r}).click()")
 
@@ -157,7 +182,7 @@ class TestPage:
         assert page.text("#name") == "<i>one.jpg"
         shown = page.get("[...document.querySelectorAll('#classes .name')].map(node => node.textContent)")
         assert len(shown) == 5 and set(shown) <= set(server.names)
-        assert page.text(".best span") == "80%"
+        assert page.text("#classes .share") == "80%"
         bars = page.get(
             """[...document.querySelectorAll('#classes .track')].map(
             node => node.firstChild.clientWidth / node.clientWidth)"""
@@ -206,8 +231,161 @@ class TestPage:
         page.choose(photos[0])
         page.wait("document.querySelector('#notice').innerText.includes('The server is busy')")
         page.wait_for_answers(1)
-        assert page.text(".best span") == "80%" and server.num_refusals == 0
+        assert page.text("#classes .share") == "80%" and server.num_refusals == 0
         page.wait("document.querySelector('#notice').hidden")
+
+    def test_a_slider_goes_over_layers_and_another_over_heads(
+        self, browser: Browser, server: StandIn, photos: list[Path], width: str
+    ) -> None:
+        server.reset(attention={"layers": 12, "heads": 3}, attention_reason=None)
+        page = Page(browser, server.url, width)
+        page.choose(*photos)
+        page.wait_for_answers(3)
+        assert page.get("document.querySelector('#sliders').hidden")
+        page.click("[data-view=attention]")
+        page.wait(f"({MAP}) === '0,0,90'")
+        assert page.get("document.querySelector('#photo').hidden")
+        assert page.get("document.querySelector('#head').disabled")
+        assert "mean of 3" in page.text("#sliders")
+        page.slide("layer", 12)
+        page.wait(f"({MAP}) === '120,0,90'")
+        page.slide("head", 2)
+        page.wait(f"({MAP}) === '120,20,90'")
+        assert "12 of 12" in page.text("#sliders") and "2 of 3" in page.text("#sliders")
+        # The next picture is looked at in the same way, and what was asked once is kept.
+        page.click("#strip li:nth-child(2) button")
+        page.wait(f"({MAP}) === '120,20,90'")
+        asked = [path for path in server.asked if path.startswith("/attention")]
+        assert [path.partition("?")[2] for path in asked] == [
+            "layer=rollout&head=mean",
+            "layer=11&head=mean",
+            "layer=11&head=1",
+            "layer=11&head=1",
+        ]
+        page.click("#strip li:nth-child(1) button")
+        page.wait(f"({MAP}) === '120,20,90'")
+        page.click("[data-view=picture]")
+        assert not page.get("document.querySelector('#photo').hidden")
+        assert len([path for path in server.asked if path.startswith("/attention")]) == 4
+        assert page.get("document.documentElement.scrollWidth") == WIDTHS[width]
+        assert page.is_quiet()
+
+    def test_a_model_without_attention_says_why(
+        self, browser: Browser, server: StandIn, photos: list[Path], width: str
+    ) -> None:
+        page = Page(browser, server.url, width)
+        page.choose(photos[0])
+        page.wait_for_answers(1)
+        assert page.get("document.querySelector('[data-view=attention]').disabled")
+        assert page.text("#reason") == "An exported model has no attention."
+        page.key("a", 65, "a")
+        assert page.get("document.querySelector('#map').hidden")
+        assert not [path for path in server.asked if path.startswith("/attention")]
+
+    def test_similar_pictures_stand_below(
+        self, browser: Browser, server: StandIn, photos: list[Path], width: str
+    ) -> None:
+        server.reset(search={"images": 1234})
+        page = Page(browser, server.url, width)
+        page.choose(photos[0])
+        page.wait("document.querySelectorAll('#similar img[src^=blob]').length === 8")
+        page.wait("[...document.querySelectorAll('#similar img')].every(image => image.naturalWidth === 96)")
+        assert "From 1,234 pictures" in page.text("#similar-words")
+        assert "folder/<i>3.jpg" in page.text("#similar") and "similarity 0.83" in page.text("#similar")
+        assert page.get("document.documentElement.scrollWidth") == WIDTHS[width]
+        assert page.is_quiet()
+
+
+class TestWaysIn:
+    pytestmark = driven
+
+    def test_files_and_folders_are_dropped(
+        self, browser: Browser, server: StandIn, photos: list[Path], tmp_path: Path
+    ) -> None:
+        """Of a folder, only the pictures are taken."""
+        folder = tmp_path / "folder" / "inner"
+        folder.mkdir(parents=True)
+        (folder / "inside.png").write_bytes(photos[1].read_bytes())
+        (folder / "notes.txt").write_text("hello")
+        page = Page(browser, server.url)
+        page.drop(photos[0], tmp_path / "folder")
+        page.wait_for_answers(2)
+        titles = page.get("[...document.querySelectorAll('#strip button')].map(node => node.title)")
+        assert titles == ["<i>one.jpg", "inside.png"]
+        assert page.get("document.querySelector('#drop').hidden") and page.is_quiet()
+
+    def test_a_picture_is_pasted(self, browser: Browser, server: StandIn) -> None:
+        page = Page(browser, server.url)
+        page.get(
+            """new Promise(done => document.createElement("canvas").toBlob(content => {
+                const data = new DataTransfer();
+                data.items.add(new File([content], "image.png", {type: "image/png"}));
+                document.body.dispatchEvent(new ClipboardEvent("paste", {clipboardData: data, bubbles: true}));
+                done();
+            }))"""
+        )
+        page.wait_for_answers(1)
+        assert page.text("#name") == "Pasted picture" and page.text("#classes .share") == "80%"
+        page.get(
+            """document.body.dispatchEvent(
+                new ClipboardEvent("paste", {clipboardData: new DataTransfer(), bubbles: true}))"""
+        )
+        assert "no picture in the clipboard" in page.text("#notice")
+
+    def test_a_photo_is_taken(self, browser: Browser, server: StandIn) -> None:
+        page = Page(browser, server.url)
+        page.click("#welcome .shoot")
+        page.wait("document.querySelector('#camera video').videoWidth > 0")
+        page.click("#camera .primary")
+        page.wait_for_answers(1)
+        assert page.text("#name") == "Photo" and not page.get("document.querySelector('#camera').open")
+        assert page.get("document.querySelector('#camera video').srcObject") is None
+        assert page.is_quiet()
+
+    def test_the_keyboard_suffices(self, browser: Browser, server: StandIn, photos: list[Path]) -> None:
+        server.reset(attention={"layers": 12, "heads": 3})
+        page = Page(browser, server.url)
+        page.choose(*photos)
+        page.wait_for_answers(3)
+        page.key("ArrowRight", 39)
+        page.key("ArrowRight", 39)
+        page.key("ArrowRight", 39)
+        assert page.text("#name") == "three.webp"
+        page.key("a", 65, "a")
+        page.wait("!document.querySelector('#map').hidden")
+        page.get("document.querySelector('#layer').focus()")
+        page.key("ArrowRight", 39)  # moves the slider, not to another picture
+        page.wait("document.querySelector('#layer-words').textContent === '1 of 12'")
+        assert page.text("#name") == "three.webp"
+        page.get("document.activeElement.blur()")
+        for left in (2, 1, 0):
+            page.key("Delete", 46)
+            assert page.get("document.querySelectorAll('#strip li').length") == left
+        assert not page.get("document.querySelector('#welcome').hidden") and page.is_quiet()
+
+    def test_a_server_that_is_gone_is_said_to_be(
+        self, browser: Browser, server: StandIn, photos: list[Path]
+    ) -> None:
+        page = Page(browser, server.url)
+        browser.ask(
+            "Network.emulateNetworkConditions",
+            offline=True,
+            latency=0,
+            downloadThroughput=-1,
+            uploadThroughput=-1,
+        )
+        page.choose(photos[0])
+        page.wait_for_answers(1)
+        assert "The server does not answer" in page.text("#failure p")
+        browser.ask(
+            "Network.emulateNetworkConditions",
+            offline=False,
+            latency=0,
+            downloadThroughput=-1,
+            uploadThroughput=-1,
+        )
+        page.click("#failure button")
+        page.wait("!document.querySelector('#result').hidden")
 
 
 class TestKeys:
@@ -217,7 +395,7 @@ class TestKeys:
         self, browser: Browser, server: StandIn, photos: list[Path]
     ) -> None:
         server.reset(key_required=True)
-        server.key = "open sesame"
+        server.key = "sesame"
         page = Page(browser, server.url)
         page.wait("document.querySelector('#key-dialog').open")
         page.get("document.querySelector('#key').value = 'wrong'")
@@ -225,11 +403,30 @@ class TestKeys:
         page.choose(photos[0])
         page.wait("document.querySelector('#key-dialog').open")
         assert "does not accept this key" in page.text("#key-dialog")
-        page.get("document.querySelector('#key').value = 'open sesame'")
+        page.get("document.querySelector('#key').value = 'sesame'")
         page.click("#key-dialog .primary")
         page.wait_for_answers(1)
-        assert page.text(".best span") == "80%"
+        assert page.text("#classes .share") == "80%"
         # The tab remembers it.
         page = Page(browser, server.url)
         assert not page.get("document.querySelector('#key-dialog').open")
+        page.get("sessionStorage.clear()")
+
+    def test_without_a_key_pictures_wait_for_one(
+        self, browser: Browser, server: StandIn, photos: list[Path]
+    ) -> None:
+        server.reset(key_required=True)
+        server.key = "sesame"
+        page = Page(browser, server.url)
+        page.click("#key-dialog .cancel")
+        page.choose(photos[0])
+        page.wait("document.querySelector('#key-dialog').open")
+        page.click("#key-dialog .cancel")
+        page.wait_for_answers(1)
+        assert "only with a key" in page.text("#failure p")
+        page.click("#key-button")
+        page.get("document.querySelector('#key').value = 'sesame'")
+        page.click("#key-dialog .primary")
+        page.click("#failure button")
+        page.wait("!document.querySelector('#result').hidden")
         page.get("sessionStorage.clear()")

@@ -14,10 +14,18 @@ const counted = (number, word, words = `${word}s`) => `${number.toLocaleString("
 const megabytes = bytes => `${(bytes / 1e6).toLocaleString("en", { maximumFractionDigits: 1 })} MB`;
 const percent = share => share >= 0.9995 ? "100%" : share < 0.001 ? "< 0.1%" : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)}%`;
 const sentence = words => words.charAt(0).toUpperCase() + words.slice(1).replace(/[^.!?]$/, "$&.");
-// Class names of ImageNet list synonyms after commas; the first is what people call it.
-const capital = name => name.charAt(0).toUpperCase() + name.slice(1);
 
-const state = { info: null, pictures: [], current: null, key: "", sending: 0, isOpen: false };
+const state = {
+  info: null,
+  key: "",
+  pictures: [],
+  current: null,
+  sending: 0,
+  isOpen: false, // whether all classes are listed
+  view: "picture",
+  layer: 0, // 0: all of them rolled out
+  head: 0, // 0: their mean
+};
 
 // -- the server ------------------------------------------------------------------------------------------------
 
@@ -28,6 +36,7 @@ class Refusal extends Error {
   }
 }
 
+const NO_KEY = "This server answers only with a key. Ask whoever runs it for one";
 const WORDS = {
   0: "The server does not answer. Check that it still runs and that you are online",
   401: "The server does not accept this key",
@@ -70,7 +79,7 @@ function add(files, name = "") {
   if (!state.info) return;
   const added = [...files].map(file => {
     const error = wrong(file);
-    const picture = { file, name: name || file.name, error, tries: 0, status: error ? "failed" : "waiting", isFinal: Boolean(error) };
+    const picture = { file, name: name || file.name, error, tries: 0, status: error ? "failed" : "waiting", isFinal: Boolean(error), maps: new Map(), similar: null };
     picture.url = error ? "" : URL.createObjectURL(file);
     picture.tile = makeTile(picture);
     return picture;
@@ -98,12 +107,11 @@ async function classify(picture) {
     const [prediction] = (await answer.json()).predictions;
     if (prediction.error) throw new Refusal(422, prediction.error);
     Object.assign(picture, { status: "done", classes: prediction.classes, took: performance.now() - start, error: "" });
-    hold(0);
   } catch (error) {
     picture.tries += 1;
     if (error.status === 401) {
       picture.status = "waiting";
-      askForKey("The server does not accept this key. Check it and try again.");
+      askForKey();
     } else if (error.status === 503 && picture.tries < TRIES) {
       picture.status = "waiting";
       hold(error.wait);
@@ -126,7 +134,7 @@ function remove(picture) {
   const place = state.pictures.indexOf(picture);
   state.pictures.splice(place, 1);
   picture.tile.remove();
-  URL.revokeObjectURL(picture.url);
+  [picture.url, ...picture.maps.values()].forEach(url => URL.revokeObjectURL(url));
   choose(state.pictures[Math.min(place, state.pictures.length - 1)] ?? null);
 }
 
@@ -135,7 +143,6 @@ let heldUntil = 0;
 const isHeld = () => find("#key-dialog").open || performance.now() < heldUntil;
 
 async function hold(seconds) {
-  if (!seconds) return say("");
   heldUntil = Math.max(heldUntil, performance.now() + seconds * 1000);
   while (performance.now() < heldUntil) {
     const left = Math.ceil((heldUntil - performance.now()) / 1000);
@@ -146,9 +153,13 @@ async function hold(seconds) {
   send();
 }
 
-function say(words) {
+let forgetting = 0;
+
+function say(words, { isShort = false } = {}) {
+  clearTimeout(forgetting);
   find("#notice").hidden = !words;
   find("#notice span").textContent = words;
+  if (isShort) forgetting = setTimeout(say, 6000, "");
 }
 
 // -- what is shown ------------------------------------------------------------------------------------------------
@@ -157,7 +168,7 @@ const copy = name => find(`#${name}-template`).content.firstElementChild.cloneNo
 
 function makeTile(picture) {
   const tile = copy("tile");
-  tile.querySelector("img").src = picture.url;
+  if (picture.url) tile.querySelector("img").src = picture.url;
   tile.querySelector("img").hidden = !picture.url;
   tile.querySelector("img").onerror = event => { event.target.hidden = true; };
   tile.querySelector("button").onclick = () => choose(picture);
@@ -174,9 +185,10 @@ function choose(picture) {
   if (!picture) return;
   picture.tile.scrollIntoView({ block: "nearest", inline: "nearest" });
   const photo = find("#photo");
-  photo.hidden = !picture.url;
   find("#no-preview").hidden = true;
-  photo.src = picture.url;
+  photo.dataset.broken = "";
+  if (picture.url) photo.src = picture.url;
+  else photo.removeAttribute("src");
   photo.alt = picture.name;
   find("#name").textContent = picture.name;
   show(picture);
@@ -195,6 +207,8 @@ function showTile(picture) {
 
 function show(picture) {
   showTile(picture);
+  const finished = state.pictures.filter(({ status }) => ["done", "failed"].includes(status)).length;
+  Object.assign(find("#progress"), { max: state.pictures.length || 1, value: finished, hidden: finished === state.pictures.length });
   if (picture !== state.current) return;
   find("#waiting").hidden = !["waiting", "sending"].includes(picture.status);
   find("#failure").hidden = picture.status !== "failed";
@@ -204,46 +218,165 @@ function show(picture) {
     find("#failure button").hidden = picture.isFinal;
   }
   if (picture.status === "done") showClasses(picture);
+  showView();
+  showSimilar();
 }
 
-function showClasses(picture) {
-  const { classes } = picture;
-  const [best] = classes;
-  find(".best strong").textContent = capital(best.name);
-  find(".best span").textContent = percent(best.probability);
+function showClasses({ classes, took }) {
   const shown = state.isOpen ? classes : classes.slice(0, SHOWN);
-  find("#classes").replaceChildren(...shown.map(entry => {
+  find("#classes").replaceChildren(...shown.map(({ name, probability }) => {
     const row = copy("class");
-    row.querySelector(".name").textContent = entry.name;
-    row.querySelector(".share").textContent = percent(entry.probability);
-    row.querySelector(".bar").style.width = `${entry.probability * 100}%`;
+    // ImageNet's names are synonyms with commas between them: the first is what people call it.
+    const [first] = name.split(/(?=, )/);
+    row.querySelector(".name b").textContent = first;
+    row.querySelector(".name span").textContent = name.slice(first.length);
+    row.querySelector(".share").textContent = percent(probability);
+    row.querySelector(".bar").style.width = `${probability * 100}%`;
+    row.classList.toggle("likely", state.info.multi_label && probability >= 0.5);
     return row;
   }));
   find("#more").hidden = classes.length <= SHOWN;
-  find("#more").textContent = state.isOpen ? "Fewer classes" : `${classes.length - SHOWN} more`;
+  find("#more").textContent = state.isOpen ? "Show fewer" : `Show ${classes.length - SHOWN} more`;
   find("#more").setAttribute("aria-expanded", String(state.isOpen));
-  find("#took").textContent = `Answered in ${Math.round(picture.took)} ms`;
+  const kind = state.info.multi_label ? "each class by itself" : `of ${counted(state.info.num_classes, "class", "classes")}`;
+  find("#took").textContent = `Answered in ${Math.round(took)} ms, ${kind}`;
+}
+
+// -- attention ---------------------------------------------------------------------------------------------------
+
+let mapRequest = new AbortController();
+let mapTimer = 0;
+
+function showView() {
+  const { attention } = state.info;
+  const picture = state.current;
+  const isMap = state.view === "attention" && picture.status === "done";
+  for (const button of all("[data-view]")) button.setAttribute("aria-pressed", String(button.dataset.view === state.view));
+  find("#sliders").hidden = !isMap;
+  const layer = find("#layer"), head = find("#head");
+  if (attention) [layer.max, head.max] = [attention.layers, attention.heads];
+  [layer.value, head.value] = [state.layer, state.head];
+  head.disabled = state.layer === 0; // rollout is of the mean over heads
+  find("#layer-words").textContent = state.layer ? `${state.layer} of ${layer.max}` : "all, from first to last";
+  find("#head-words").textContent = state.head && state.layer ? `${state.head} of ${head.max}` : `mean of ${head.max}`;
+  showMap(isMap ? picture : null);
+}
+
+function showMap(picture) {
+  mapRequest.abort();
+  clearTimeout(mapTimer);
+  const map = find("#map"), photo = find("#photo");
+  const query = `layer=${state.layer ? state.layer - 1 : "rollout"}&head=${state.head && state.layer ? state.head - 1 : "mean"}`;
+  const url = picture?.maps.get(query);
+  find(".stage").dataset.busy = picture && !url ? "yes" : "";
+  if (url) {
+    map.src = url;
+    map.dataset.of = picture.name;
+    map.alt = `Where the model attends in ${picture.name}`;
+  } else if (picture) {
+    // What is already shown stays until the next map is there.
+    if (map.dataset.picture !== picture.url) map.hidden = true;
+    mapTimer = setTimeout(askForMap, 90, picture, query);
+  }
+  map.hidden = !url && (!picture || map.dataset.picture !== picture.url);
+  if (url) map.dataset.picture = picture.url;
+  photo.hidden = !map.hidden || !state.current.url || photo.dataset.broken === "yes";
+}
+
+async function askForMap(picture, query) {
+  mapRequest = new AbortController();
+  const { signal } = mapRequest;
+  try {
+    const answer = await ask(`attention?${query}`, { method: "POST", body: form(picture), signal });
+    picture.maps.set(query, URL.createObjectURL(await answer.blob()));
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    if (error.status === 503) await hold(error.wait);
+    else if (error.status === 401) return askForKey();
+    else {
+      state.view = "picture";
+      find("#reason").textContent = sentence(error.message);
+    }
+  }
+  if (!signal.aborted && picture === state.current) showView();
+}
+
+// -- similar pictures ----------------------------------------------------------------------------------------------
+
+const thumbnails = new Map();
+
+async function showSimilar() {
+  const picture = state.current, part = find("#similar");
+  part.hidden = !state.info.search || picture.status !== "done";
+  if (part.hidden || part.picture === picture) return;
+  part.picture = picture;
+  part.querySelector("ul").replaceChildren();
+  find("#similar-words").textContent = `From ${counted(state.info.search.images, "picture")}, the nearest first`;
+  try {
+    picture.similar ??= patiently(() => ask("search", { method: "POST", body: form(picture) })).then(answer => answer.json());
+    const { images } = await picture.similar;
+    if (part.picture === picture) part.querySelector("ul").replaceChildren(...images.map(makeSimilar));
+  } catch (error) {
+    picture.similar = null;
+    if (part.picture !== picture) return;
+    part.picture = null;
+    find("#similar-words").textContent = sentence(error.message);
+  }
+}
+
+function makeSimilar({ index, name, similarity }) {
+  const entry = copy("similar"), image = entry.querySelector("img");
+  entry.querySelector(".name").textContent = name;
+  entry.title = name;
+  entry.querySelector(".small").textContent = `similarity ${similarity.toFixed(2)}`;
+  if (!thumbnails.has(index)) {
+    const got = patiently(() => ask(`thumbnail/${index}`)).then(answer => answer.blob()).then(URL.createObjectURL);
+    thumbnails.set(index, got.catch(() => (thumbnails.delete(index), "")));
+  }
+  thumbnails.get(index).then(url => { image.hidden = !url; image.src = url; image.alt = name; });
+  return entry;
+}
+
+async function patiently(request) {
+  for (let tries = 1; ; tries += 1) {
+    try {
+      return await request();
+    } catch (error) {
+      if (error.status !== 503 || tries === TRIES) throw error;
+      await pause(error.wait);
+    }
+  }
 }
 
 // -- the key -----------------------------------------------------------------------------------------------------
 
 const keyDialog = find("#key-dialog");
 
-function askForKey(words) {
-  if (words) find("#key-words").textContent = words;
-  if (!keyDialog.open) keyDialog.showModal();
+function askForKey(words = sentence(state.key ? WORDS[401] : NO_KEY)) {
+  find("#key-words").textContent = words;
+  if (keyDialog.open) return;
+  keyDialog.returnValue = "";
+  keyDialog.showModal();
   find("#key").select();
 }
 
 keyDialog.querySelector("form").onsubmit = event => {
   event.preventDefault();
-  state.key = find("#key").value.trim();
+  state.key = find("#key").value;
   sessionStorage.setItem(KEY, state.key);
-  keyDialog.close();
+  keyDialog.close("given");
 };
 keyDialog.querySelector(".cancel").onclick = () => keyDialog.close();
-keyDialog.onclose = () => send();
-find("#key-button").onclick = () => askForKey("");
+keyDialog.onclose = () => {
+  if (keyDialog.returnValue !== "given") {
+    const waiting = state.pictures.filter(({ status }) => status === "waiting");
+    waiting.forEach(picture => { Object.assign(picture, { status: "failed", error: NO_KEY }); showTile(picture); });
+    state.view = "picture";
+  }
+  send();
+  if (state.current) show(state.current);
+};
+find("#key-button").onclick = () => askForKey("The key that this page sends to the server.");
 
 // -- ways in -----------------------------------------------------------------------------------------------------
 
@@ -256,8 +389,18 @@ find("#remove").onclick = () => remove(state.current);
 find("#failure button").onclick = () => again(state.current);
 find("#photo").onerror = event => {
   event.target.hidden = true;
+  event.target.dataset.broken = "yes";
   find("#no-preview").hidden = !state.current?.url;
 };
+for (const button of all("[data-view]")) button.onclick = () => look(button.dataset.view);
+for (const name of ["layer", "head"]) find(`#${name}`).oninput = event => { state[name] = Number(event.target.value); showView(); };
+
+function look(view) {
+  if (!state.info.attention && view === "attention") return;
+  state.view = view;
+  find("#reason").textContent = "";
+  showView();
+}
 
 let depth = 0; // elements that a dragged file is over
 const carries = event => [...event.dataTransfer.types].includes("Files");
@@ -269,7 +412,95 @@ document.addEventListener("drop", event => {
   find("#drop").hidden = true;
   if (!carries(event)) return;
   event.preventDefault();
-  add(event.dataTransfer.files);
+  gather([...event.dataTransfer.items]).then(add);
+});
+
+// The pictures among what was dropped, and those inside of folders.
+async function gather(items) {
+  const entries = items.map(item => item.webkitGetAsEntry?.() ?? item.getAsFile()).filter(Boolean);
+  const found = [];
+  const visit = async (entry, isInside) => {
+    if (entry instanceof File) return found.push(entry);
+    if (entry.isFile) {
+      const file = await new Promise((done, fail) => entry.file(done, fail));
+      if (!isInside || file.type.startsWith("image/")) found.push(file);
+      return;
+    }
+    const reader = entry.createReader();
+    for (let part; (part = await new Promise((done, fail) => reader.readEntries(done, fail))).length;)
+      for (const inner of part) await visit(inner, true);
+  };
+  for (const entry of entries) await visit(entry, false).catch(() => {});
+  if (!found.length) say("There is no picture in what you dropped.", { isShort: true });
+  return found;
+}
+
+document.addEventListener("paste", event => {
+  if (event.target.matches?.("input")) return;
+  const pasted = event.clipboardData.files;
+  if (pasted.length) add(pasted, pasted.length === 1 && /^image\.\w+$/.test(pasted[0].name) ? "Pasted picture" : "");
+  else say("There is no picture in the clipboard.", { isShort: true });
+});
+
+// -- the camera: the system's on phones, ours elsewhere ----------------------------------------------------------------
+
+const camera = find("#camera"), video = camera.querySelector("video");
+const isPhone = matchMedia("(pointer: coarse)").matches;
+const REASONS = { NotAllowedError: "This page may not use the camera: allow it in the browser.", NotFoundError: "No camera was found." };
+
+async function shoot() {
+  if (isPhone) return find("#shot").click();
+  try {
+    video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 1280 }, facingMode: "environment" } });
+    camera.showModal();
+  } catch (error) {
+    say(REASONS[error.name] ?? "The camera does not start. Another program may be using it.", { isShort: true });
+  }
+}
+
+camera.querySelector(".primary").onclick = () => {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
+  if (!canvas.width) return;
+  canvas.getContext("2d").drawImage(video, 0, 0);
+  canvas.toBlob(content => add([new File([content], "photo.jpg", { type: content.type })], "Photo"), "image/jpeg", 0.92);
+  camera.close();
+};
+camera.querySelector(".cancel").onclick = () => camera.close();
+camera.onclose = () => {
+  video.srcObject?.getTracks().forEach(track => track.stop());
+  video.srcObject = null;
+};
+for (const button of all(".shoot")) {
+  button.hidden = !isPhone && !navigator.mediaDevices?.getUserMedia;
+  button.onclick = shoot;
+}
+
+// -- the keyboard --------------------------------------------------------------------------------------------------
+
+function step(by) {
+  const { pictures, current } = state;
+  const next = pictures[pictures.indexOf(current) + by];
+  if (!next) return;
+  const isFocused = find("#strip").contains(document.activeElement);
+  choose(next);
+  if (isFocused) next.tile.querySelector("button").focus();
+}
+
+const SHORTCUTS = {
+  ArrowLeft: () => step(-1),
+  ArrowRight: () => step(1),
+  a: () => look(state.view === "picture" ? "attention" : "picture"),
+  o: () => find("#files").click(),
+  Delete: () => remove(state.current),
+};
+
+document.addEventListener("keydown", event => {
+  const isTyping = event.target.matches("input") || find("dialog[open]");
+  const action = SHORTCUTS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (!action || isTyping || event.ctrlKey || event.metaKey || event.altKey || (!state.current && event.key !== "o")) return;
+  event.preventDefault();
+  action();
 });
 
 // -- start -------------------------------------------------------------------------------------------------------
@@ -290,17 +521,19 @@ async function start() {
     find("#notice button").hidden = false;
     return;
   }
-  const { model, num_classes, image_size, latency_ms, key_required } = state.info;
+  const { model, num_classes, image_size, latency_ms, key_required, attention, attention_reason } = state.info;
   document.title = `${model} · vitkit`;
   find("#model").textContent = model;
   find("#facts").replaceChildren(
     fact("Classes", num_classes.toLocaleString("en")),
-    fact("Sees", [image_size].flat().reduce((height, width) => `${height} × ${width}`) + " pixels"),
+    fact("Sees", [image_size].flat().reduce((height, width) => `${height} × ${width}`) + " px"),
     ...(latency_ms ? [fact("Answers within", `${latency_ms} ms`)] : []),
   );
   find("#key-button").hidden = !key_required;
+  find("[data-view=attention]").disabled = !attention;
+  find("#reason").textContent = attention ? "" : sentence(attention_reason || "this model has no attention");
   document.body.dataset.state = "ready";
-  if (key_required && !state.key) askForKey("");
+  if (key_required && !state.key) askForKey();
 }
 
 state.key = sessionStorage.getItem(KEY) ?? "";
