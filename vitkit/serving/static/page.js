@@ -185,12 +185,13 @@ function choose(picture) {
   if (!picture) return;
   picture.tile.scrollIntoView({ block: "nearest", inline: "nearest" });
   const photo = find("#photo");
-  find("#no-preview").hidden = true;
+  find("#no-preview").hidden = Boolean(picture.url);
+  find("#no-preview").textContent = "There is nothing to show of this file.";
   photo.dataset.broken = "";
   if (picture.url) photo.src = picture.url;
   else photo.removeAttribute("src");
   photo.alt = picture.name;
-  find("#name").textContent = picture.name;
+  find("#name").textContent = find("#name").title = picture.name;
   show(picture);
 }
 
@@ -207,13 +208,16 @@ function showTile(picture) {
 
 function show(picture) {
   showTile(picture);
+  const { length } = state.pictures;
+  find("#place").textContent = length > 1 ? `${state.pictures.indexOf(state.current) + 1} of ${length}` : "";
   const finished = state.pictures.filter(({ status }) => ["done", "failed"].includes(status)).length;
-  Object.assign(find("#progress"), { max: state.pictures.length || 1, value: finished, hidden: finished === state.pictures.length });
+  Object.assign(find("#progress"), { max: length || 1, value: finished, hidden: finished === length });
   if (picture !== state.current) return;
   find("#waiting").hidden = !["waiting", "sending"].includes(picture.status);
   find("#failure").hidden = picture.status !== "failed";
   find("#result").hidden = picture.status !== "done";
   if (picture.status === "failed") {
+    find("#failure h2").textContent = `No answer for ${picture.name}`;
     find("#failure p").textContent = sentence(picture.error);
     find("#failure button").hidden = picture.isFinal;
   }
@@ -238,8 +242,8 @@ function showClasses({ classes, took }) {
   find("#more").hidden = classes.length <= SHOWN;
   find("#more").textContent = state.isOpen ? "Show fewer" : `Show ${classes.length - SHOWN} more`;
   find("#more").setAttribute("aria-expanded", String(state.isOpen));
-  const kind = state.info.multi_label ? "each class by itself" : `of ${counted(state.info.num_classes, "class", "classes")}`;
-  find("#took").textContent = `Answered in ${Math.round(took)} ms, ${kind}`;
+  const known = counted(state.info.num_classes, "class", "classes") + (state.info.multi_label ? ", each judged by itself" : "");
+  find("#took").textContent = `${known}, answered in ${Math.round(took)} ms`;
 }
 
 // -- attention ---------------------------------------------------------------------------------------------------
@@ -253,6 +257,7 @@ function showView() {
   const isMap = state.view === "attention" && picture.status === "done";
   for (const button of all("[data-view]")) button.setAttribute("aria-pressed", String(button.dataset.view === state.view));
   find("#sliders").hidden = !isMap;
+  find(".switch").hidden = find("#reason").hidden = picture.status === "failed";
   const layer = find("#layer"), head = find("#head");
   if (attention) [layer.max, head.max] = [attention.layers, attention.heads];
   [layer.value, head.value] = [state.layer, state.head];
@@ -391,6 +396,7 @@ find("#photo").onerror = event => {
   event.target.hidden = true;
   event.target.dataset.broken = "yes";
   find("#no-preview").hidden = !state.current?.url;
+  find("#no-preview").textContent = "This browser cannot show this kind of picture. The server may still read it.";
 };
 for (const button of all("[data-view]")) button.onclick = () => look(button.dataset.view);
 for (const name of ["layer", "head"]) find(`#${name}`).oninput = event => { state[name] = Number(event.target.value); showView(); };
