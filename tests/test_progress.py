@@ -41,7 +41,7 @@ class Screen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.text = io.StringIO()
         console = Console(file=self.text, force_terminal=True, width=100)
-        monkeypatch.setattr(progress, "_console", lambda: (console, True))
+        monkeypatch.setattr(progress, "screen", lambda: (console, True))
 
     def __contains__(self, words: str) -> bool:
         return words in self.text.getvalue()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitkit.reports.inspection import inspect_model as inspect_model
     from vitkit.reports.runs import report as report
     from vitkit.studies.plan import plan_study as plan_study
+    from vitkit.studies.run import run_study as run_study
     from vitkit.timing.run import bench as bench
     from vitkit.training.run import train as train
     from vitkit.transfer.finetune import finetune as finetune
@@ -58,6 +59,7 @@ PUBLIC = {
     "predict": "vitkit.predictor",
     "probe": "vitkit.evaluation.probe",
     "report": "vitkit.reports.runs",
+    "run_study": "vitkit.studies.run",
     "save": "vitkit.weights.convert",
     "train": "vitkit.training.run",
     "vtab": "vitkit.transfer.vtab.run",
@@ -88,6 +90,7 @@ __all__ = [
     "predict",
     "probe",
     "report",
+    "run_study",
     "save",
     "train",
     "vtab",

@@ -83,7 +83,7 @@ def _alone() -> Iterator[None]:
         _is_inside.reset(before)
 
 
-def _console() -> tuple[Any, bool]:
+def screen() -> tuple[Any, bool]:
     """Return standard error for rich, and whether it can draw a bar there; in a notebook it needs ipywidgets."""
     from rich.console import Console
 
@@ -99,7 +99,7 @@ def progress_bar(words: str) -> Iterator[Progress]:
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console, can_draw = _console()
+    console, can_draw = screen()
     with _alone():
         if not can_draw:
             yield progress_lines(words)
@@ -144,7 +144,7 @@ def follow(note: Callable[[str], None] = say, verbose: bool = False) -> Iterator
 
     verbose: show all notes, details too.
     """
-    console, can_draw = _console()
+    console, can_draw = screen()
     follower: Lines | Bar = Bar(console, verbose) if can_draw else Lines(note, verbose)
     with _alone():
         try:

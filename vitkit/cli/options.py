@@ -57,6 +57,8 @@ Sweep = Annotated[
     typer.Option(metavar="lr", help="Choose the learning rate on a held-out part of the training data."),
 ]
 
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
     """Return (height, width) of `--image-size 384` or 384x512, None without the flag."""
@@ -83,3 +85,17 @@ def parse_floats(flag: str, text: str) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise InputError(f"{flag} is {text!r}; expected numbers such as 0.05,0.07") from None
+
+
+def parse_seconds(flag: str, text: str | None) -> float | None:
+    """Return the seconds of '90s', '10m', '1.5h' or '600', None without the flag."""
+    if text is None:
+        return None
+    number, unit = (text[:-1], text[-1]) if text[-1:] in SECONDS else (text, "s")
+    try:
+        seconds = float(number) * SECONDS[unit]
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"{flag} is {text!r}; expected a time such as 90s, 10m or 2h")
+    return seconds

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.options import Changes, Device, Json
+from vitkit.cli.options import Changes, Device, Json, parse_seconds
 from vitkit.cli.output import note, print_json, print_table
-from vitkit.figures.numbers import compact, flops, rough_duration
+from vitkit.figures.numbers import compact, flops, percent, rough_duration
 
 if TYPE_CHECKING:
     from vitkit.studies.plan import StudyPlan
+    from vitkit.studies.records import RunState
+    from vitkit.studies.run import StudyResult
 
 File = Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file, or the name of a study.")]
+
+StudyFolder = Annotated[
+    str | None, typer.Option("--run", metavar="NAME", help="Folder of the study's runs, in runs/; or a path.")
+]
 
 
 def plan(study: File, changes: Changes = None, device: Device = "auto", json: Json = False) -> None:
@@ -29,6 +36,83 @@ def plan(study: File, changes: Changes = None, device: Device = "auto", json: Js
         print_json(result)
     else:
         print_plan(result)
+
+
+def run(
+    study: File,
+    changes: Changes = None,
+    only: Annotated[
+        str, typer.Option(metavar="PATTERN", help="Runs whose names match, such as '*seed-0*'.")
+    ] = "*",
+    limit: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Stop after so long, such as 10m, to be resumed.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Runs at once, on each GPU or on the CPU.")
+    ] = 1,
+    run: StudyFolder = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Train and measure all runs of a study: vit study run ./mine.yaml
+
+    Each run is an ordinary run in runs/STUDY/. Run the same command again to resume: what is done is skipped, what was cut
+    resumes, what failed is tried again. A run that fails costs the others nothing; the command then ends with status 1.
+    """
+    from vitkit.studies.run import run_study
+
+    result = run_study(
+        study,
+        changes or (),
+        only=only,
+        limit=parse_seconds("--limit", limit),
+        workers=workers,
+        run=run,
+        device=device,
+    )
+    if json:
+        print_json(result)
+    else:
+        print_runs(result)
+    if result.status != "done":
+        raise typer.Exit(1 if result.status == "failed" else 130)
+
+
+def print_runs(result: StudyResult) -> None:
+    """Print how each run ended, and what to do next."""
+    names = list(dict.fromkeys(one.name for state in result.runs for one in state.measured))
+    rows = [
+        [
+            state.name,
+            state.status,
+            f"{state.step:,} / {state.steps:,}" if state.steps else "",
+            *(measured_in(state, name) for name in names),
+        ]
+        for state in result.runs
+    ]
+    done = sum(state.status == "done" for state in result.runs)
+    caption = f"{done:,} of {len(result.runs):,} runs are done, in {result.run}."
+    print_table(
+        f"{result.study}: {result.status}",
+        ["run", "status", "step", *names],
+        rows,
+        caption,
+        right=["step", *names],
+    )
+    for state in result.runs:
+        if state.status == "failed":
+            note(f"{state.name} failed: {state.message}")
+    if result.status == "stopped":
+        note("stopped; the same command resumes")
+
+
+def measured_in(state: RunState, name: str) -> str:
+    """Return what was measured of a run in one way, with its spread over seeds."""
+    for one in state.measured:
+        if one.name == name:
+            spread = "" if one.std is None else f" ± {percent(one.std)}"
+            return f"{percent(one.accuracy)}{spread}"
+    return ""
 
 
 def print_plan(result: StudyPlan) -> None:
@@ -59,4 +143,4 @@ def print_plan(result: StudyPlan) -> None:
         note(f"not here: {', '.join(result.absent)}")
 
 
-STUDY = {"plan": plan}
+STUDY: dict[str, Callable[..., None]] = {"plan": plan, "run": run}

@@ -261,7 +261,7 @@ class RunFolder:
             self._check_owned()
             self.is_stale = True
             return
-        is_changed = not self.is_new and self._check_settings()
+        is_changed = not self.is_new and check_settings(self.path, self.settings, self.kind, self._complete)
         self._remove_leftovers()
         known: dict[str, Any] = {}
         if KINDS[self.kind].has_config:
@@ -343,28 +343,6 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{self.path} can't be read: {error.strerror or error}") from None
 
-    def _check_settings(self) -> bool:
-        """Refuse other settings than the run's, but for those that are FREE; say whether one of these is another."""
-        kind = KINDS[self.kind]
-        if kind.has_config:
-            found = self._complete(read_config(self.path))
-        else:
-            found = read_record(self.path, self.kind)["settings"]
-            if found is None:  # an earlier version's suite, which kept none
-                return False
-            found = self._complete(found)
-        theirs, ours = (_binding_settings(settings) for settings in (found, self.settings))
-        for name in ours | theirs:
-            there, here = (
-                _canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours)
-            )
-            if there != here and name not in FREE:
-                raise InputError(
-                    f"{self.path} holds {kind.words if kind.is_data else 'a run'} with other settings: "
-                    f"{name} is {there} there, {here} here; {kind.elsewhere}, or start over with --force"
-                )
-        return any(ours.get(name) != theirs.get(name) for name in FREE)
-
     def _write_settings(self) -> None:
         if KINDS[self.kind].has_config:
             write_file(self.path / CONFIG, write_yaml(self.settings))
@@ -401,6 +379,32 @@ class RunFolder:
                 shutil.rmtree(entry)
             elif entry.name.endswith(".part") and entry.is_file():
                 entry.unlink()
+
+
+def check_settings(
+    path: Path,
+    settings: Mapping[str, Any],
+    kind: str = "train",
+    complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> bool:
+    """Refuse other settings than those of the run that is here, but for those that are FREE; say whether one of these is another."""
+    made = KINDS[kind]
+    if made.has_config:
+        found = complete(read_config(path))
+    else:
+        found = read_record(path, kind)["settings"]
+        if found is None:  # an earlier version's suite, which kept none
+            return False
+        found = complete(found)
+    theirs, ours = (_binding_settings(each) for each in (found, settings))
+    for name in ours | theirs:
+        there, here = (_canonical(leaves[name]) if name in leaves else "unset" for leaves in (theirs, ours))
+        if there != here and name not in FREE:
+            raise InputError(
+                f"{path} holds {made.words if made.is_data else 'a run'} with other settings: "
+                f"{name} is {there} there, {here} here; {made.elsewhere}, or start over with --force"
+            )
+    return any(ours.get(name) != theirs.get(name) for name in FREE)
 
 
 def _written(folder: Path, kind: str, parts: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:

@@ -63,7 +63,9 @@ KINDS = {
         "a training run",
         RECORD,
         {
-            **dict.fromkeys((METRICS, "checkpoints", "model-last", "pictures", "tensorboard", "wandb")),
+            **dict.fromkeys(
+                (METRICS, "checkpoints", "model-last", "pictures", "tensorboard", "wandb", "measured")
+            ),
             **_MADE_OF_A_MODEL,
         },
         ("name", "command", "started", "environment", "cost"),

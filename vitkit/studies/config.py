@@ -85,6 +85,15 @@ class MeasureConfig:
             }
             made = f"{Path(spec.source).name} {words.get(self.by, self.by)}"
             object.__setattr__(self, "name", made)
+        if not self.word:
+            raise InputError(
+                f"the measure's name {self.name!r} has no letter or digit, so that no file can be named after it"
+            )
+
+    @property
+    def word(self) -> str:
+        """Its name as that of a file."""
+        return _word(self.name)
 
 
 @dataclass(frozen=True)
@@ -112,9 +121,9 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        names = [measure.name for measure in self.measure]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise InputError(f"two measures are called {twice[0]!r}: give one of them a name of its own")
+        words = [measure.word for measure in self.measure]
+        if twice := [measure.name for measure in self.measure if words.count(measure.word) > 1]:
+            raise InputError(f"two measures are called {twice[-1]!r}: give one of them a name of its own")
         for axis, points in self.grid.items():
             if not isinstance(points, list | Mapping) or not points:
                 raise InputError(

@@ -190,7 +190,7 @@ def train_config(
             nonlocal folder
             data = [as_spec(data).paths for data in (config.data.train, config.data.evaluate) if data]
             keeps = [*paths_in(config.model["name"]), *chain(*data)]
-            folder = RunFolder(path, to_dict(config), force=force, keeps=keeps, complete=_completed)
+            folder = RunFolder(path, to_dict(config), force=force, keeps=keeps, complete=completed)
 
         on_first_rank(open_folder)
         try:
@@ -274,7 +274,7 @@ def _train(
     return summary(path, parts) if world.is_first else None
 
 
-def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return a run's settings with those that have come since, as they were then."""
     return to_dict(from_dict(TrainConfig, settings, CONFIG))
 
