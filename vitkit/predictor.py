@@ -25,6 +25,7 @@ from vitkit.models.configs import Interpolation, Preprocessing, Resample, Size
 from vitkit.models.model import Model
 from vitkit.models.names import IMAGENET_MEAN_STD, default_preprocessing, find_name
 from vitkit.models.own import OWN, OwnModule, describe, object_name
+from vitkit.models.record import Record
 from vitkit.notes import Note, kind_of
 from vitkit.progress import Progress, showing
 from vitkit.results import Result
@@ -203,9 +204,17 @@ class Predictor:
                 "what embed() gives in Python"
             )
         for row in self._outputs(self.logits, images, batch_size):
-            yield row if isinstance(row, InputError) else self._top(row, top)
+            yield row if isinstance(row, InputError) else self.likeliest(row, top)
 
-    def _top(self, logits: Tensor, top: int) -> list[Prediction]:
+    def outputs(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits and the features of prepared images on the CPU, from one pass."""
+        record = Record("features")
+        with torch.inference_mode():
+            logits = self.model(batch.to(self.device), record=record)
+        return logits.float().cpu(), record.features.float().cpu()
+
+    def likeliest(self, logits: Tensor, top: int = 5) -> list[Prediction]:
+        """Return the most likely classes of one image's logits, the likeliest first."""
         if logits.ndim != 1:
             raise InputError(f"{self.name} has no pool and gives logits for each token, not for the image")
         if not logits.isfinite().all():

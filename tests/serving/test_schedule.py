@@ -39,14 +39,13 @@ class Simulation:
         self.advance(at)
         first = len(self.deadlines)
         entries = [*range(first, first + len(extras))]
-        deadline = at + self.schedule.latency
         try:
-            self.schedule.admit(at, deadline, entries, extras)
+            self.schedule.admit(at, at, entries, extras)
         except Refused as refused:
             self.refused += 1
             self.last = refused
             return False
-        self.deadlines |= dict.fromkeys(entries, deadline)
+        self.deadlines |= dict.fromkeys(entries, at + self.schedule.latency)
         if self.free_at is None:
             self._start()
         return True
@@ -127,19 +126,19 @@ def test_what_never_fits_has_no_time_to_come_back() -> None:
     with pytest.raises(
         Refused, match="these 20 images take at least 200 ms, and answers are due within 100 ms"
     ) as refused:
-        schedule.admit(0.0, 0.1, [0] * 20, [0.0] * 20)
+        schedule.admit(0.0, 0.0, [0] * 20, [0.0] * 20)
     assert refused.value.retry_after is None
     with pytest.raises(Refused, match="this image takes at least 210 ms") as refused:
-        schedule.admit(0.0, 0.1, [0], [0.2])
+        schedule.admit(0.0, 0.0, [0], [0.2])
     assert refused.value.retry_after is None
 
 
 def test_the_line_is_bounded() -> None:
     schedule = make(latency=100.0, max_waiting=10)
     for entry in range(10):
-        schedule.admit(0.0, 100.0, [entry], [0.0])
+        schedule.admit(0.0, 0.0, [entry], [0.0])
     with pytest.raises(Refused, match="10 images are waiting") as refused:
-        schedule.admit(0.0, 100.0, [11], [0.0])
+        schedule.admit(0.0, 0.0, [11], [0.0])
     assert refused.value.retry_after is not None
     assert schedule.num_waiting == 10
 
@@ -178,3 +177,12 @@ def test_slower_batches_than_measured_are_learned() -> None:
     early = {entry: at for entry, at in run.done.items() if at > 1.0}
     late = sum(at > run.deadlines[entry] + 1e-9 for entry, at in early.items())
     assert late == 0 and len(early) > 500
+
+
+def test_work_with_a_longer_bound_of_its_own_makes_nobody_late() -> None:
+    run = Simulation(make())
+    assert run.come(0.0, [0.0])
+    assert run.schedule.admit(0.0, 0.0, [1], [0.3], bound=0.5) == 0.5
+    run.deadlines[1] = 0.5
+    assert run.come(0.005, [0.0]) is False  # it would have to wait for the long one
+    run.finish()

@@ -152,7 +152,12 @@ def read_image(source: ImageFile) -> Image.Image:
     except InputError:
         raise
     except Exception as error:  # a broken file can raise anything in Pillow's decoders
-        raise InputError(f"cannot read {_name(source)}: {_reason(source, error)}") from error
+        raise read_error(source, error) from error
+
+
+def read_error(source: ImageFile, error: Exception) -> InputError:
+    """Return the error for an image that Pillow can't read."""
+    return InputError(f"cannot read {_name(source)}: {_reason(source, error)}")
 
 
 def open_image(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:

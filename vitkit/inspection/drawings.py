@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitkit.data.images import ImageFile, fit, read_image
 from vitkit.figures import maps as pictures
 from vitkit.figures.framed import Sheet, webp
 from vitkit.inspection.weights import captioned_filters, position_similarity
@@ -26,6 +27,8 @@ from vitkit.predictor import Predictor
 
 LARGEST, SMALL, LAYER = 320, 160, 150
 "In pixels: longest side of a photo; side below which a photo's pixels are drawn as squares; side of a layer's map."
+ALONE = 672
+"Longest side of a photo that is shown by itself, in pixels, about."
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,17 @@ def draw_photo(prepared: Tensor, config: ModelConfig, preprocessing: Preprocessi
         return picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
     picture.thumbnail((LARGEST, LARGEST), Image.Resampling.BICUBIC)
     return picture
+
+
+def draw_over_photo(
+    source: ImageFile, heat: np.ndarray, config: ModelConfig, preprocessing: Preprocessing
+) -> Image.Image:
+    """Draw a map over the part of an image that the model reads, at a viewable size."""
+    factor = max(1, ALONE // max(config.size))
+    (height, width), (tall, wide) = config.size, config.covered
+    larger = replace(preprocessing, image_size=(factor * height, factor * width))
+    picture = fit(read_image(source), larger).crop((0, 0, factor * wide, factor * tall))
+    return pictures.overlay(picture, heat, _cells(config))
 
 
 def photo_tiles(

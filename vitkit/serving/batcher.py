@@ -46,7 +46,7 @@ class _Request(Generic[R]):
     future: Future[list[R]]
     results: list[Any]
     open: int
-    deadline: float
+    deadline: float = 0.0
 
 
 class Batcher(Generic[T, R]):
@@ -106,12 +106,17 @@ class Batcher(Generic[T, R]):
                 raise
 
     def submit(
-        self, images: Sequence[T], extras: Sequence[float] | None = None, arrived: float | None = None
+        self,
+        images: Sequence[T],
+        extras: Sequence[float] | None = None,
+        arrived: float | None = None,
+        bound: float | None = None,
     ) -> Future[list[R]]:
         """Return the future results of images, or raise Refused at once.
 
         extras: seconds that each image needs besides its share of the batch, such as for decoding.
         arrived: when the request's last byte came, by the batcher's clock. Default: now.
+        bound: seconds from there to the answer, for work that takes longer than the bound of all images allows.
         Cancelling the future takes images that are not yet computed out of the line.
         """
         future: Future[list[R]] = Future()
@@ -122,11 +127,11 @@ class Batcher(Generic[T, R]):
         with self._changed:
             self._refuse_if_closed(len(images))
             now = self._clock()
-            deadline = (now if arrived is None else arrived) + self.latency
-            request = _Request(future, [None] * len(images), len(images), deadline)
+            request: _Request[R] = _Request(future, [None] * len(images), len(images))
             entries = [(request, place, image) for place, image in enumerate(images)]
             try:
-                self._schedule.admit(now, deadline, entries, extras)
+                arrived = now if arrived is None else arrived
+                request.deadline = self._schedule.admit(now, arrived, entries, extras, bound)
             except Refused:
                 self._counts.refused += len(images)
                 raise

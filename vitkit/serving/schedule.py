@@ -84,12 +84,21 @@ class Schedule(Generic[T]):
         """How long a batch may take, unless a single image takes longer."""
         return (self.latency - self.reserve) / 2
 
-    def admit(self, now: float, deadline: float, entries: Sequence[T], extras: Sequence[float]) -> None:
-        """Put images that are due together in line, or raise Refused and change nothing.
+    def admit(
+        self,
+        now: float,
+        arrived: float,
+        entries: Sequence[T],
+        extras: Sequence[float],
+        bound: float | None = None,
+    ) -> float:
+        """Put images that came together in line and return when they are due, or raise Refused and change nothing.
 
-        extras: seconds that each image needs besides its batch.
+        extras: seconds that each image needs besides its batch. bound: theirs, if it isn't that of all.
         """
-        placed = self._place(now, deadline, extras)
+        bound = self.latency if bound is None else bound
+        deadline = arrived + bound
+        placed = self._place(now, deadline, extras, bound)
         for is_new, extra, entry in zip(placed, extras, entries, strict=True):
             if is_new:
                 self._waiting.append(Batch(deadline))
@@ -98,10 +107,11 @@ class Schedule(Generic[T]):
             batch.extra += extra
             batch.deadline = min(batch.deadline, deadline)
         self._num_waiting += len(entries)
+        return deadline
 
     def check(self, now: float, extras: Sequence[float]) -> None:
         """Raise Refused if images that had come just now would be."""
-        self._place(now, now + self.latency, extras)
+        self._place(now, now + self.latency, extras, self.latency)
 
     def start(self, now: float) -> Batch[T] | None:
         """Take the first batch to compute it now; None where nothing waits."""
@@ -125,7 +135,7 @@ class Schedule(Generic[T]):
     def _seconds(self, batch: Batch[T]) -> float:
         return self.times.predict(len(batch.entries), batch.extra)
 
-    def _place(self, now: float, deadline: float, extras: Sequence[float]) -> list[bool]:
+    def _place(self, now: float, deadline: float, extras: Sequence[float], bound: float) -> list[bool]:
         """Return for each image whether it opens a batch."""
         if len(extras) > self.max_waiting:
             raise Refused(f"{len(extras)} images at once, of which {self.max_waiting} may wait", None)
@@ -139,12 +149,12 @@ class Schedule(Generic[T]):
         due = deadline - self.reserve
         placed, excess = self._pack(extras, last, end, due, is_idle=self._running is None and last is None)
         if excess > 0:
-            _, alone = self._pack(extras, None, 0.0, self.latency - self.reserve, is_idle=True)
+            usable = bound - self.reserve
+            _, alone = self._pack(extras, None, 0.0, usable, is_idle=True)
             if alone > 0:
-                needed = 1000 * (alone + self.latency - self.reserve)
                 what = "this image takes" if len(extras) == 1 else f"these {len(extras)} images take"
-                bound = f"{1000 * self.latency:.0f} ms"
-                raise Refused(f"{what} at least {needed:.0f} ms, and answers are due within {bound}", None)
+                due_within = f"answers are due within {1000 * bound:.0f} ms"
+                raise Refused(f"{what} at least {1000 * (alone + usable):.0f} ms, and {due_within}", None)
             raise Refused("too busy to answer in time", excess)
         return placed
 
