@@ -425,6 +425,13 @@ def test_find_images(tmp_path: Path) -> None:
     assert find_images(tmp_path / ".git") == [tmp_path / ".git" / "x.png"]
 
 
+def test_a_link_to_nothing_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to("nowhere.png")
+    assert find_images(tmp_path) == [tmp_path / "a.png"]
+    with pytest.raises(InputError, match="a.png: No such file"):
+        read_image(tmp_path / "a.png")
+
+
 def test_a_pipe_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "a.png").touch()
     os.mkfifo(tmp_path / "b.png")

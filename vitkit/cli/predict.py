@@ -71,7 +71,7 @@ def predict(
         print_csv(("image", "rank", "name", "index", "probability"), rows)
     else:
         print_result(predictor.spec, results, skipped)
-    for line in skipped_notes(skipped):
+    for line in skipped_notes(skipped, "--json"):
         note(line)
     if not rows or {entry.image for entry in skipped} & {str(Path(image)) for image in images}:
         raise typer.Exit(1)

@@ -128,7 +128,9 @@ def _images_below(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not is_hidden(name)]
         for name in files:
             is_image = not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
-            if is_image and (path := Path(parent, name)).is_file():  # a pipe would wait for ever
+            path = Path(parent, name)
+            # A pipe would wait for ever; a link to nothing is an image that can't be read.
+            if is_image and (path.is_file() or not path.exists()):
                 yield path
 
 

@@ -121,8 +121,11 @@ class Skipped:
         return f" of {self.entries[0].data or f'{self.source.name}:{self.source.split}'}"
 
 
-def skipped_notes(found: Iterable[Unreadable]) -> list[Note]:
-    """Return what every verb says at its end of the images that it skipped: a line for each data set."""
+def skipped_notes(found: Iterable[Unreadable], listed_by: str = "") -> list[Note]:
+    """Return what every verb says at its end of the images that it skipped: a line for each data set.
+
+    listed_by: what lists all of those that belong to no data set.
+    """
     by_data: dict[str, dict[str, Unreadable]] = {}
     for entry in found:
         by_data.setdefault(_whole(entry.data), {}).setdefault(entry.image, entry)
@@ -131,16 +134,18 @@ def skipped_notes(found: Iterable[Unreadable]) -> list[Note]:
         splits = {entry.data for entry in entries.values()}
         of = f" of {splits.pop() if len(splits) == 1 else whole}" if whole else ""
         count = counted(len(entries), "unreadable image")
-        notes.append(Note(f"skipped {count}{of}: {_named(entries.values())}", "warning"))
+        notes.append(Note(f"skipped {count}{of}: {_named(entries.values(), listed_by)}", "warning"))
     return notes
 
 
-def _named(found: Iterable[Unreadable]) -> str:
-    """Name the first images with their reasons, and the command that names all."""
+def _named(found: Iterable[Unreadable], listed_by: str = "") -> str:
+    """Name the first images with their reasons, and what names all."""
     entries = list(found)
     reasons = (entry.reason.partition(" (")[0] for entry in entries)  # without what they add in parentheses
     text = listed([f"{entry.image} ({why})" for entry, why in zip(entries, reasons, strict=True)], SHOWN)
     whole = _whole(entries[0].data)
+    if not whole and listed_by and len(entries) > SHOWN:
+        return f"{text}; {listed_by} lists them all"
     if not whole or whole.startswith(TORCH):  # a data set of PyTorch opens in Python alone
         return text
     return f"{text}; `vit data {shlex.quote(whole)}` lists them all"

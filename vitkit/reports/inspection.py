@@ -160,7 +160,7 @@ def inspect_model(
                 rule=BadImageRule(bad_images, "option"),
                 progress=tell,
             )
-    skipped = skipped_notes(found.unreadable)
+    skipped = skipped_notes(found.unreadable, str(folder / RECORD))
     notes += tuple(skipped)
     if announce:  # few models have pooling weights, so nobody misses them
         for line in skipped:
