@@ -282,6 +282,19 @@ class TestPage:
         assert page.get("document.querySelector('#map').hidden")
         assert not [path for path in server.asked if path.startswith("/attention")]
 
+    def test_a_model_without_classes_shows_attention(
+        self, browser: Browser, server: StandIn, photos: list[Path], width: str
+    ) -> None:
+        server.reset(num_classes=0, attention={"layers": 2, "heads": 2}, attention_reason=None)
+        page = Page(browser, server.url, width)
+        assert "Classes" not in page.text("#facts")
+        page.choose(photos[0])
+        page.wait_for_answers(1)
+        assert "names no classes" in page.text("#result")
+        page.click("[data-view=attention]")
+        page.wait(f"({MAP}) === '0,0,90'")
+        assert not [path for path in server.asked if path.startswith("/predict")] and page.is_quiet()
+
     def test_similar_pictures_stand_below(
         self, browser: Browser, server: StandIn, photos: list[Path], width: str
     ) -> None:
@@ -294,6 +307,27 @@ class TestPage:
         assert "folder/<i>3.jpg" in page.text("#similar") and "similarity 0.83" in page.text("#similar")
         assert page.get("document.documentElement.scrollWidth") == WIDTHS[width]
         assert page.is_quiet()
+
+
+class TestLook:
+    pytestmark = driven
+
+    @pytest.mark.parametrize("shade", ["light", "dark"])
+    def test_it_is_light_or_dark_as_the_reader_s_system(
+        self, browser: Browser, server: StandIn, shade: str
+    ) -> None:
+        browser.prefer(shade)
+        try:
+            Page(browser, server.url)
+            paper, ink = THEME["paper"], THEME["ink"]
+            place = ["light", "dark"].index(shade)
+            shown = browser.evaluate(
+                """[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]
+                .map(colour => '#' + colour.match(/\\d+/g).map(part => (+part).toString(16).padStart(2, '0')).join(''))"""
+            )
+            assert shown == [paper[place], ink[place]]
+        finally:
+            browser.prefer("")
 
 
 class TestWaysIn:

@@ -5,6 +5,7 @@ const SHOWN = 5; // classes at first
 const ASKED = 10; // classes in all
 const AT_ONCE = 3; // requests in flight
 const TRIES = 6; // times that a busy server is asked
+const FORM = 500; // bytes that a request has around its picture
 const KEY = "vitkit-key";
 
 const find = selector => document.querySelector(selector);
@@ -72,7 +73,7 @@ function wrong(file) {
   if (file.type && !file.type.startsWith("image/")) return "This file is not a picture";
   if (!file.size) return "This file is empty";
   const most = state.info.max_bytes;
-  return most && file.size > most ? `This picture has ${megabytes(file.size)}; the server takes up to ${megabytes(most)}` : "";
+  return most && file.size + FORM > most ? `This picture has ${megabytes(file.size)}; the server takes up to ${megabytes(most)}` : "";
 }
 
 function add(files, name = "") {
@@ -97,16 +98,21 @@ function send() {
   }
 }
 
+async function askForClasses(picture) {
+  const answer = await ask(`predict?top=${Math.min(ASKED, state.info.num_classes)}`, { method: "POST", body: form(picture) });
+  const [prediction] = (await answer.json()).predictions;
+  if (prediction.error) throw new Refusal(422, prediction.error);
+  return prediction.classes;
+}
+
 async function classify(picture) {
   picture.status = "sending";
   state.sending += 1;
   show(picture);
   const start = performance.now();
   try {
-    const answer = await ask(`predict?top=${Math.min(ASKED, state.info.num_classes)}`, { method: "POST", body: form(picture) });
-    const [prediction] = (await answer.json()).predictions;
-    if (prediction.error) throw new Refusal(422, prediction.error);
-    Object.assign(picture, { status: "done", classes: prediction.classes, took: performance.now() - start, error: "" });
+    const classes = state.info.num_classes ? await askForClasses(picture) : [];
+    Object.assign(picture, { status: "done", classes, took: performance.now() - start, error: "" });
   } catch (error) {
     picture.tries += 1;
     if (error.status === 401) {
@@ -242,6 +248,10 @@ function showClasses({ classes, took }) {
   find("#more").hidden = classes.length <= SHOWN;
   find("#more").textContent = state.isOpen ? "Show fewer" : `Show ${classes.length - SHOWN} more`;
   find("#more").setAttribute("aria-expanded", String(state.isOpen));
+  if (!classes.length) {
+    find("#took").textContent = "This model has no head, so it names no classes.";
+    return;
+  }
   const known = counted(state.info.num_classes, "class", "classes") + (state.info.multi_label ? ", each judged by itself" : "");
   find("#took").textContent = `${known}, answered in ${Math.round(took)} ms`;
 }
@@ -531,9 +541,9 @@ async function start() {
   document.title = `${model} · vitkit`;
   find("#model").textContent = model;
   find("#facts").replaceChildren(
-    fact("Classes", num_classes.toLocaleString("en")),
+    ...(num_classes ? [fact("Classes", num_classes.toLocaleString("en"))] : []),
     fact("Sees", [image_size].flat().reduce((height, width) => `${height} × ${width}`) + " px"),
-    ...(latency_ms ? [fact("Answers within", `${latency_ms} ms`)] : []),
+    ...(latency_ms ? [fact("Answers within", `${Math.round(latency_ms).toLocaleString("en")} ms`)] : []),
   );
   find("#key-button").hidden = !key_required;
   find("[data-view=attention]").disabled = !attention;
