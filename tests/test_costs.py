@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.attention.definition import mask
-from vitkit.costs import cost, cost_of, training_exaflops
+from vitkit.costs import cost, cost_of, merged_macs, training_exaflops
 from vitkit.errors import InputError
 from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
@@ -297,6 +297,17 @@ def parameters_and_macs(config: ModelConfig) -> tuple[int, int]:
     assert counter.get_total_flops() % 2 == 0
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return trainable, counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("name", ["mu/16", "Ti/16", "R50+B/16", "CCT-7/3x1"])
+@pytest.mark.parametrize("merge", [0, 3, 40])
+def test_merging_saves_multiply_adds(name: str, merge: int) -> None:
+    with torch.device("meta"):
+        model = build(model_config(name)).eval()
+        model.set_merge(merge)
+        with FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, 3, *model.config.size))
+    assert merged_macs(model.config, merge) == counter.get_total_flops() // 2
 
 
 @pytest.mark.slow

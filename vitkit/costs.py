@@ -27,6 +27,7 @@ from vitkit.models.configs import (
     OwnConfig,
     ResNetConfig,
     Size,
+    TransformerConfig,
     ViTConfig,
 )
 from vitkit.models.names import model_config
@@ -207,6 +208,28 @@ def cost_of(config: ModelConfig) -> Cost:
         return Cost(None, tuple(_own(config)))
     assert isinstance(config, ResNetConfig)
     return Cost(None, tuple(_resnet(config)))
+
+
+def merged_macs(config: ModelConfig, merge: int) -> int:
+    """Return the multiply-adds of one image if each layer merges this many patches (`Model.set_merge`)."""
+    macs = cost_of(config).macs
+    if not merge:
+        return macs
+    assert isinstance(config, TransformerConfig)
+    width, full = config.width, config.num_tokens
+
+    def layer(before: int, after: int) -> int:
+        """One layer whose attention reads `before` tokens and whose MLP reads `after`."""
+        return 4 * before * width**2 + 2 * before**2 * width + 2 * after * width * config.mlp_width
+
+    tokens = full
+    for _ in range(config.depth):
+        patches = tokens - config.num_prefix
+        after = tokens - min(merge, patches // 2)
+        chosen = (patches // 2) * -(-patches // 2) * (width // config.heads) + after * tokens * width
+        macs += layer(tokens, after) + chosen - layer(full, full)
+        tokens = after
+    return macs
 
 
 def training_exaflops(macs: int, images: int) -> float:

@@ -25,6 +25,7 @@ from vitkit.models.configs import Interpolation, Preprocessing, Resample, Size
 from vitkit.models.model import Model
 from vitkit.models.names import IMAGENET_MEAN_STD, default_preprocessing, find_name
 from vitkit.models.own import OWN, OwnModule, describe, object_name
+from vitkit.models.precision import Precision, check_precision
 from vitkit.models.record import Record
 from vitkit.notes import Note, kind_of
 from vitkit.progress import Progress, showing
@@ -109,7 +110,8 @@ class Predictor:
     def __repr__(self) -> str:
         size = "x".join(map(str, self.model.config.size))
         classes = f"{len(self.class_names):,} classes" if self.class_names else "no head"
-        return f"Predictor({self.spec!r}, {classes}, images of {size}, on {self.device})"
+        options = "".join(f", {words}" for words in self.model.options)
+        return f"Predictor({self.spec!r}, {classes}, images of {size}, on {self.device}{options})"
 
     def _repr_html_(self) -> str:
         """Return the model as notebooks show it."""
@@ -123,6 +125,7 @@ class Predictor:
             "classes": f"{len(self.class_names):,}: {names}" if names else "no head",
             "labels": "several an image" if self.multi_label else "",
             "device": str(self.device),
+            "inference": ", ".join(self.model.options),
             "notes": "; ".join(self.notes),
         }
         return html_table(self.name, {name: fact for name, fact in facts.items() if fact})
@@ -149,6 +152,7 @@ class Predictor:
             raise InputError(
                 f"{self.spec} is an exported graph, which can't be trained: give the model folder that it was made from"
             )
+        self.model.check_whole(self.spec)
         return LoadedModel(
             self.model,
             self.preprocessing,
@@ -263,12 +267,16 @@ def load(
     names: Names | None = None,
     accept: str | Sequence[str] = (),
     module: nn.Module | None = None,
+    precision: Precision | None = None,
+    merge: int | None = None,
 ) -> Predictor:
     """Return a model with its preprocessing and class names; `names` is a list, or a file of lines.
 
     A model that is loaded already is returned as it is, and a model of `create_model` is wrapped, so that whatever takes
     a MODEL string takes them as well.
     module: a module of your own, built as it was when the folder was saved; it gets the weights.
+    precision: of the computation, float32 unless given. merge: how many patches each layer merges (ToMe). Both are for
+    inference: a model loaded with them is not trained, exported or saved.
     """
     if isinstance(spec, nn.Module):
         spec = wrap(spec)
@@ -283,13 +291,29 @@ def load(
             "device": None if device in ("auto", spec.device.type) else device,
             "module": module,
         }
+        computed = {
+            "precision": None if precision == spec.model.precision else precision,
+            "merge": None if merge == spec.model.merge else merge,
+        }
+        if changed := [name for name, value in computed.items() if value is not None]:
+            calls = " and ".join(f"model.set_{name}({computed[name]!r})" for name in changed)
+            raise InputError(
+                f"{spec.name} is loaded already: give {' and '.join(changed)} to vitkit.load, or call {calls}"
+            )
         if late := [name for name, value in settings.items() if value is not None]:
             first = "vitkit.wrap" if spec.spec.startswith(OWN) else "vitkit.load"
             raise InputError(f"{spec.name} is loaded already: give {', '.join(late)} to {first}")
         return spec
     given = None if names is None else read_names(names)
     if (exported := exported_path(spec)) is not None:
-        asked = {"num_classes": num_classes, "channels": channels, "resample": resample, "module": module}
+        asked = {
+            "num_classes": num_classes,
+            "channels": channels,
+            "resample": resample,
+            "module": module,
+            "precision": precision,
+            "merge": merge or None,
+        }
         if late := [name for name, value in asked.items() if value is not None]:
             raise InputError(
                 f"{spec} is an exported graph, which can't change: give {', '.join(late)} to the model folder that it was "
@@ -299,6 +323,8 @@ def load(
     from vitkit.weights.load import load_model
 
     chosen = choose_device(device)
+    if precision is not None:
+        check_precision(precision, chosen.type)
     spec = spec if isinstance(spec, str) else Path(spec)
     loaded = load_model(
         spec,
@@ -309,6 +335,8 @@ def load(
         accept=accept,
         module=module,
     )
+    loaded.model.set_merge(merge or 0)
+    loaded.model.set_precision(precision or "float32")
     return Predictor(
         loaded.model,
         loaded.preprocessing,
@@ -430,14 +458,25 @@ def predict(
     batch_size: int = 32,
     image_size: Size | None = None,
     accept: Sequence[str] = (),
+    precision: Precision | None = None,
+    merge: int | None = None,
     progress: bool | Progress | None = True,
 ) -> PredictedImages:
     """Return the likeliest classes of image files and of folders of them.
 
+    precision, merge: of the computation, as in `load`.
     progress: False shows none; a function is told how many images are done, and of how many.
     """
     files = find_images(images)
-    predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
+    predictor = load(
+        model,
+        device=device,
+        image_size=image_size,
+        names=names,
+        accept=accept,
+        precision=precision,
+        merge=merge,
+    )
     results = PredictedImages()
     with showing(progress, "predicting") as tell:
         for result in predictor.predict_files(files, top, batch_size):

@@ -56,6 +56,16 @@ def test_tables(vit: Callable[..., Any], model: str) -> None:
     assert "no image of 2 of the 12 classes" in answer.err
 
 
+def test_precision_and_merging(vit: Callable[..., Any], model: str) -> None:
+    flags = ["--device", "cpu", "--precision", "bfloat16", "--merge", "1"]
+    answer = vit("eval", model, DATA, *flags)
+    [title] = [line.strip() for line in answer.out.splitlines() if "60 images" in line]
+    assert title.endswith("12 classes, in bfloat16, merging 1 patches in each layer")
+    document = json.loads(vit("eval", model, DATA, *flags, "--json").out)
+    assert (document["precision"], document["merge"]) == ("bfloat16", 1)
+    assert document["loss"] != evaluate(model, DATA, device="cpu").loss
+
+
 def test_json(vit: Callable[..., Any], model: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     answer = vit("eval", model, DATA, "--device", "cpu", "--json", "--out", str(out), "--classes", "data")

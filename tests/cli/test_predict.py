@@ -74,6 +74,14 @@ def test_the_classes_of_one_image_are_below_each_other(vit: Callable[..., Any], 
     assert len(lines) == 2 + 5 and lines[2].split()[0] == str(folder / "1.png")
 
 
+def test_precision_and_merging(vit: Callable[..., Any], folder: Path, stored: SimpleNamespace) -> None:
+    answer = vit(
+        "predict", "M", str(folder), "--json", "--device", "cpu", "--precision", "bfloat16", "--merge", "1"
+    )
+    assert answer.status == 0
+    assert (stored.model.precision, stored.model.merge) == ("bfloat16", 1)
+
+
 def test_json(vit: Callable[..., Any], folder: Path) -> None:
     answer = vit("predict", "M", str(folder), "--json", "--device", "cpu")
     assert answer.status == 0

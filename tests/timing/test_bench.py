@@ -107,6 +107,33 @@ def test_what_a_peer_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_precisions_and_merging_are_candidates() -> None:
+    result = vitkit.bench(
+        "mu/16",
+        **QUICK | {"batch_sizes": (2,), "image_size": 64},
+        precision=["float32", "bfloat16"],
+        merge=[1, 4],
+        memory=False,
+    )
+    found = [(row.precision, row.merge) for row in result.rows]
+    assert found == [(name, merge) for name in ("float32", "bfloat16") for merge in (0, 1, 4)]
+    assert speed_cells(result.rows)[1][0] == "mu/16 merging 1"
+    plain, one, four = (row.macs for row in result.rows[:3])
+    assert len({plain, one, four}) == 3 and plain > four
+    assert [row.logits_difference is None for row in result.rows] == [True] + [False] * 5
+    assert [row.to_json()["merge"] for row in result.rows[:3]] == [0, 1, 4]
+    assert set(result.matrix_flops_per_second) == {"float32", "bfloat16"}
+
+
+def test_what_can_not_merge_is_a_note() -> None:
+    result = vitkit.bench("BiT-R50x1", **QUICK | {"batch_sizes": (1,)}, merge=2, memory=False)
+    assert [row.merge for row in result.rows] == [0]
+    assert (
+        "BiT-R50x1 in vitkit, merging 2: patches can't be merged in this model: it has no tokens"
+        in result.notes
+    )
+
+
 @pytest.mark.slow
 def test_runtimes_give_the_same_logits() -> None:
     for module in ("onnx", "onnxscript", "onnxruntime", "openvino"):
@@ -226,8 +253,10 @@ def test_names_are_short_where_they_are_unique() -> None:
         ),
         (
             ["--precision", "int8"],
-            "precision 'int8' is for exported folders: run vit export MODEL --to openvino",
+            "precision 'int8' is for exported folders, on the CPU: run vit export MODEL --to openvino",
         ),
+        (["--merge", "0"], "merge must be at least 1, not 0"),
+        (["--merge", "2", "--train"], "patches are merged in inference alone: leave out merge or train"),
         (["--json", "--csv"], "--csv and --json both print the result: give one of them"),
         (["--train", "--data", "digits"], "accuracy is measured in inference: leave out data or train"),
     ],

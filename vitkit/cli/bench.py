@@ -30,7 +30,8 @@ def bench(
     precision: Annotated[
         str,
         typer.Option(
-            metavar="auto|float32|bfloat16", help="Precision; auto is bfloat16 on CUDA, else float32."
+            metavar="auto|float32|bfloat16",
+            help="Precision, or several: float32,bfloat16. auto is bfloat16 on CUDA, else float32.",
         ),
     ] = "auto",
     peers: Annotated[
@@ -38,6 +39,10 @@ def bench(
         typer.Option("--peers", help="Also in timm, transformers, torchvision, ONNX Runtime and OpenVINO."),
     ] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Also compiled by torch.compile.")] = False,
+    merge: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Also with so many patches merged in each layer, for speed."),
+    ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="DATA", help="Also measure top-1 accuracy on these images.")
     ] = None,
@@ -58,6 +63,7 @@ def bench(
     """
     if csv and json:
         raise InputError("--csv and --json both print the result: give one of them")
+    merges = [] if merge is None else parse_integers("--merge", merge)
     sizes, size = parse_integers("--batch-size", batch_size), parse_size(image_size)
 
     from vitkit.timing.results import as_csv
@@ -68,11 +74,12 @@ def bench(
         device,
         sizes,
         threads,
-        precision,
+        precision.split(","),
         peers,
         data,
         train,
         compile=compile,
+        merge=merges,
         image_size=size,
         rounds=rounds,
         memory=memory,

@@ -16,9 +16,11 @@ from vitkit.cli.options import (
     Device,
     ImageSize,
     Json,
+    Merge,
     Model,
     Names,
     Overwrite,
+    Precision,
     Verbose,
     parse_size,
 )
@@ -50,6 +52,8 @@ def eval(
     device: Device = "auto",
     batch_size: BatchSize = 64,
     image_size: ImageSize = None,
+    precision: Precision = None,
+    merge: Merge = None,
     accept: Accept = None,
     bad_images: BadImages = "skip",
     out: Annotated[
@@ -84,6 +88,8 @@ def eval(
             batch_size=batch_size,
             image_size=size,
             accept=accept or (),
+            precision=precision,
+            merge=merge,
             bad_images=bad_images,
             out=out,
             force=force,
@@ -105,7 +111,14 @@ def eval(
 
 def print_result(result: Evaluation) -> None:
     """Print the overall numbers, then the worst classes."""
-    title = f"{result.model} on {result.data}: {result.images:,} images, {result.classes:,} classes"
+    from vitkit.models.precision import in_words
+
+    facts = [
+        f"{result.images:,} images",
+        f"{result.classes:,} classes",
+        *in_words(result.precision, result.merge),
+    ]
+    title = f"{result.model} on {result.data}: {', '.join(facts)}"
     print_table(title, ["", "value"], overall(result), right=["value"])
     if result.per_class is not None:
         print_classes(result)

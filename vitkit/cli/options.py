@@ -32,6 +32,13 @@ BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of imag
 ImageSize = Annotated[
     str | None, typer.Option(metavar="N|HxW", help="Input size in pixels, if not the model's own.")
 ]
+Precision = Annotated[
+    Literal["float32", "bfloat16"] | None,
+    typer.Option(help="Precision of the computation.", show_default="float32"),
+]
+Merge = Annotated[
+    int | None, typer.Option(metavar="N", help="Merge so many patches in each layer, for speed (ToMe).")
+]
 Names = Annotated[str | None, typer.Option(metavar="FILE", help="File of class names, one per line.")]
 Accept = Annotated[
     list[str] | None,

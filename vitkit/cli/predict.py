@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.options import Accept, BatchSize, Device, ImageSize, Json, Model, Names, Verbose, parse_size
+from vitkit.cli.options import (
+    Accept,
+    BatchSize,
+    Device,
+    ImageSize,
+    Json,
+    Merge,
+    Model,
+    Names,
+    Precision,
+    Verbose,
+    parse_size,
+)
 from vitkit.cli.output import announcer, note, print_csv, print_json, print_table
 from vitkit.errors import InputError
 from vitkit.progress import progress_bar
@@ -27,6 +39,8 @@ def predict(
     device: Device = "auto",
     batch_size: BatchSize = 32,
     image_size: ImageSize = None,
+    precision: Precision = None,
+    merge: Merge = None,
     accept: Accept = None,
     verbose: Verbose = False,
     json: Json = False,
@@ -49,7 +63,15 @@ def predict(
     from vitkit.predictor import predict as run_predict
 
     files = find_images(images)  # before the model is loaded
-    predictor = load(model, device=device, image_size=size, names=names, accept=accept or ())
+    predictor = load(
+        model,
+        device=device,
+        image_size=size,
+        names=names,
+        accept=accept or (),
+        precision=precision,
+        merge=merge,
+    )
     announce = announcer(verbose)
     for line in predictor.notes:
         announce(line)

@@ -147,7 +147,8 @@ def features_digest(predictor: Predictor, pipeline: Pipeline | None = None) -> s
     digest = hashlib.blake2b(digest_size=16)
     config = dataclasses.asdict(predictor.model.config)
     read = {name: value for name, value in config.items() if name not in _TRAINING_ONLY}
-    digest.update(repr(("float32", read, predictor.preprocessing, pipeline and str(pipeline))).encode())
+    computed = (predictor.model.precision, *([predictor.model.merge] if predictor.model.merge else []))
+    digest.update(repr((*computed, read, predictor.preprocessing, pipeline and str(pipeline))).encode())
     for name, tensor in predictor.model.state_dict().items():
         if not name.startswith(HEAD):  # features don't depend on it
             digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())

@@ -27,7 +27,8 @@ from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.real import RealAccuracy, read_real, real_accuracy, validation_numbers
 from vitkit.files import check_output, digest, written_whole
 from vitkit.models.configs import Size
-from vitkit.models.model import check_rgb
+from vitkit.models.model import Model, check_rgb
+from vitkit.models.precision import Precision
 from vitkit.notes import Note, worded
 from vitkit.predictor import AnyModel, Names, Predictor, choose_device, exported_path, load, named_model
 from vitkit.progress import Progress, showing
@@ -46,6 +47,10 @@ class Evaluation(Measures):
     weights_sha256: str | None = None
     "Of the weights' file; None for a loaded model, whose weights may have changed since they were read."
     image_size: tuple[int, int]
+    precision: str
+    "Of the computation, or of an exported graph."
+    merge: int
+    "Patches that each layer merges."
     data: str
     images: int
     "That were measured."
@@ -79,6 +84,8 @@ def evaluate(
     batch_size: int = 64,
     image_size: Size | None = None,
     accept: Sequence[str] = (),
+    precision: Precision | None = None,
+    merge: int | None = None,
     bad_images: BadImages | BadImageRule = "skip",
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -90,7 +97,7 @@ def evaluate(
 
     real: ReaL's real.json, for ImageNet's validation images. mapping: a file that says what the data's classes mean in
     the head; images of others are left out. classes: "head" chooses answers among all classes of the head, "data" among
-    those that the data has. bad_images: "skip" skips unreadable images, unless they are many or all of a class; "error"
+    those that the data has. precision, merge: of the computation, as in `load`. bad_images: "skip" skips unreadable images, unless they are many or all of a class; "error"
     stops at the first, "any" skips any number. out: a folder for pictures and results. progress: False shows none; a
     function is told how many images are done, and of how many. announce: told notes as they are known; the answer has them
     too. predicted: given the logits of labelled images, which the answer hasn't. Started by torchrun, processes share
@@ -110,7 +117,15 @@ def evaluate(
         is_file = not isinstance(model, Predictor) and exported_path(given) is None
         weights = weight_file(given) if is_file else None
         known = None if weights is None else digest(weights)
-        predictor = load(model, device=world.device.type, image_size=image_size, names=names, accept=accept)
+        predictor = load(
+            model,
+            device=world.device.type,
+            image_size=image_size,
+            names=names,
+            accept=accept,
+            precision=precision,
+            merge=merge,
+        )
         if isinstance(predictor.model, RuntimeModel):
             known = predictor.model.folder.graph_sha256
         named = predictor.spec
@@ -164,6 +179,8 @@ def evaluate(
             model=named,
             weights_sha256=known,
             image_size=predictor.preprocessing.size,
+            precision=_precision(predictor.model),
+            merge=predictor.model.merge,
             data=source.data_name,
             images=len(images),
             left_out=len(source) - len(images) - len(unreadable),
@@ -174,6 +191,10 @@ def evaluate(
             notes=tuple(map(worded, (*notes, *skipped))),
         )
         return _written(result, measured, folder, earlier) if folder and world.is_first else result
+
+
+def _precision(model: Model) -> str:
+    return model.folder.precision if isinstance(model, RuntimeModel) else model.precision
 
 
 def _check_model(predictor: Predictor, named: str) -> None:

@@ -194,6 +194,7 @@ def _load(model: AnyModel, image_size: Size | None) -> tuple[Predictor, str]:
     ):
         raise InputError(f"{given} is an exported graph already: give the model folder that it was made from")
     if isinstance(model, Predictor):
+        model.model.check_whole(given)
         return load(model, image_size=image_size), given
     return load(model, device="cpu", image_size=image_size), given
 

@@ -141,7 +141,7 @@ class CompactTransformer(Model):
 
         corrupt: applied to the patch embeddings (batch, patches, width) before positions are added.
         """
-        self.check_images(images)
+        images = self.check_images(images)
         if record is not None:
             record.start(self.config.depth)
         classifier = self.classifier

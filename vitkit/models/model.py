@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from vitkit.config import Bounds
+from vitkit.config import Bounds, check_choice
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, Size, as_size
+from vitkit.models.precision import DTYPES, Precision, in_words
 from vitkit.models.record import Record
 
 # Prefixes of the names of the classification layer's weights, for all families.
@@ -52,10 +53,13 @@ class Model(nn.Module):
         super().__init__()
         self.activation_checkpointing = False  # recompute each block in the backward pass to save memory
         self.merge = 0  # patches that each layer merges, in inference
+        self.precision: Precision = "float32"
 
     def forward(self, images: Tensor, record: Record | None = None) -> Tensor:
         """Return logits (batch, classes), and fill `record` if one is given."""
         features = self.features(images, record)
+        if self.precision != "float32":
+            features = features.float()  # the head stays in float32, so that close logits differ
         if record is not None:
             record.keep("features", features)
         return self.classify(features)
@@ -75,6 +79,8 @@ class Model(nn.Module):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits from the output of `forward_features` or, with `pre_logits`, the features that the head reads."""
         features = self.pool_features(x)
+        if self.precision != "float32":
+            features = features.float()
         return features if pre_logits else self.classify(features)
 
     def pool_features(self, x: Tensor, record: Record | None = None) -> Tensor:
@@ -107,8 +113,38 @@ class Model(nn.Module):
         """Return why a model's patches can't be merged; None if they can."""
         return "it has no tokens"
 
-    def check_images(self, images: Tensor) -> None:
-        """Raise InputError unless images have the shape that the model takes."""
+    def set_precision(self, precision: Precision) -> None:
+        """Compute in another precision from now on, except for the head. For inference; float32 can't be restored."""
+        check_choice("precision", precision, Precision)
+        if precision == self.precision:
+            return
+        if self.precision != "float32":
+            raise InputError(
+                f"the model is in {self.precision} already: load it again to compute in {precision}"
+            )
+        self.convert(precision)
+        self.precision = precision
+
+    def convert(self, precision: Precision) -> None:
+        """Store the weights in another precision."""
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            if tensor.is_floating_point() and not name.startswith(HEAD):
+                tensor.data = tensor.data.to(DTYPES[precision])
+
+    @property
+    def options(self) -> list[str]:
+        """What differs from how the model is trained, in words."""
+        return in_words(self.precision, self.merge)
+
+    def check_whole(self, named: str) -> None:
+        """Raise InputError if the model computes in a way that is for inference alone."""
+        if self.options:
+            raise InputError(
+                f"{named} computes {' and '.join(self.options)}, which is for inference: load it without precision and merge"
+            )
+
+    def check_images(self, images: Tensor) -> Tensor:
+        """Return images in the precision of the model; raise InputError unless they have the shape that it takes."""
         config = self.config
         if images.ndim != 4 or images.shape[1] != config.channels or images.shape[2:] != config.size:
             expected = f"(batch, {config.channels}, {config.size[0]}, {config.size[1]})"
@@ -116,6 +152,7 @@ class Model(nn.Module):
                 f"images have shape {tuple(images.shape)}, but the model takes {expected}: "
                 f"resize them, or call model.set_image_size((height, width))"
             )
+        return images if self.precision == "float32" else images.to(DTYPES[self.precision])
 
 
 @contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from vitkit.errors import InputError
 from vitkit.models.configs import OwnConfig, Size, as_size
 from vitkit.models.model import Model, evaluating
+from vitkit.models.precision import DTYPES, Precision
 from vitkit.models.record import Record
 
 OWN = "module:"
@@ -52,7 +54,8 @@ class OwnModule(Model):
         if record is not None:
             record.keep("features", self.features(images, record))
         self.check_images(images)
-        return self.module(images)
+        with self._computing(images):
+            return self.module(images)
 
     def features(self, images: Tensor, record: Record | None = None) -> Tensor:
         self.check_images(images)
@@ -66,7 +69,8 @@ class OwnModule(Model):
             raise InputError(
                 f"{self.config.module} has no features: give it a method features(images) that returns (batch, width)"
             )
-        return compute_features(self.module, images)
+        with self._computing(images):
+            return compute_features(self.module, images)
 
     def classify(self, features: Tensor) -> Tensor:
         if not self.config.new_head:
@@ -91,6 +95,15 @@ class OwnModule(Model):
         if as_size(image_size) != self.config.size:
             found = describe(self.module, image_size, self.config.channels)
             self.config = replace(self.config, image_size=found.size, num_features=found.num_features)
+
+    def convert(self, precision: Precision) -> None:
+        """Leave the weights as they are, since a module may keep statistics: autocast chooses what is computed in bfloat16."""
+
+    def _computing(self, images: Tensor) -> AbstractContextManager[Any]:
+        """Return autocast if the module computes in another precision than its own."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(images.device.type, DTYPES[self.precision])
 
     def why_unmerged(self) -> str | None:
         return f"{self.config.module} is a module of your own, so its tokens are not known"

@@ -120,8 +120,7 @@ class ResNet(Model):
         return self.pool_features(self.forward_features(images))  # (batch, features)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        self.check_images(images)
-        x = self.stem(images)  # (batch, 64 * width_factor, height / 4, width / 4)
+        x = self.stem(self.check_images(images))  # (batch, 64 * width_factor, height / 4, width / 4)
         for stage in self.stages:
             x = stage(x, self.activation_checkpointing and torch.is_grad_enabled())
         return F.relu(self.norm(x))  # (batch, features, height / 32, width / 32)

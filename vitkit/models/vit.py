@@ -191,7 +191,7 @@ class VisionTransformer(Model):
 
     def embed(self, images: Tensor, corrupt: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return the input of the first block: class and register tokens, then patches, with positions added."""
-        self.check_images(images)
+        images = self.check_images(images)
         config = self.config
         tokens = self.patch_embed(images)  # (batch, patches, width)
         if corrupt is not None:

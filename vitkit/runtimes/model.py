@@ -9,6 +9,7 @@ from torch import Tensor
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, Size, as_size, write_size
 from vitkit.models.model import Model
+from vitkit.models.precision import Precision
 from vitkit.models.record import Record
 from vitkit.runtimes.folder import ExportedFolder
 from vitkit.runtimes.session import Session
@@ -56,6 +57,12 @@ class RuntimeModel(Model):
                 f"{self.folder.path} is an exported graph for images of {made}: export the model again with "
                 f"--image-size {write_size(image_size)}"
             )
+
+    def set_precision(self, precision: Precision) -> None:
+        raise InputError(
+            f"{self.folder.path} is an exported graph, whose precision is {self.folder.precision}: export the model again "
+            "with --precision"
+        )
 
     def why_unmerged(self) -> str | None:
         return f"{self.folder.path} is an exported graph, which can't change"

@@ -11,6 +11,7 @@ import torch
 
 from vitkit.errors import InputError
 from vitkit.machine import busy_note, num_cores
+from vitkit.models.precision import PRECISIONS
 from vitkit.predictor import Predictor, choose_device
 from vitkit.progress import Progress, showing
 from vitkit.results import Result
@@ -19,7 +20,7 @@ from vitkit.timing.measure import measure
 from vitkit.timing.peers import check, written
 from vitkit.timing.results import BenchRow, in_rows, short
 from vitkit.timing.run import open_filled
-from vitkit.timing.ways import LIBRARIES, PRECISIONS, Way
+from vitkit.timing.ways import LIBRARIES, Way
 
 MODEL = "Ti/16"
 ROUNDS = 3
@@ -124,7 +125,7 @@ def _fastest(rows: tuple[BenchRow, ...], batch_size: int) -> Advice:
     best = max((row for row in rows if row.batch_size == batch_size), key=lambda row: row.images_per_second)
     how = HOW[best.library, best.runs]
     if best.library == "vitkit" and best.precision != PRECISIONS[best.device][0]:
-        how += f", with model.{best.precision}()"
+        how += f", with precision={best.precision!r}"
     if best.library == "openvino" and best.precision != "float32":
         how += f" --precision {best.precision}"
     return Advice(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from vitkit.costs import cost_of
+from vitkit.costs import cost_of, merged_macs
 from vitkit.models.configs import ModelConfig, OwnConfig, Size
 from vitkit.models.model import Model
 from vitkit.models.own import OWN
@@ -43,23 +42,22 @@ class Network(Model):
         super().__init__()
         self.config, self.way, self.call = config, way, call
         self.module = call if isinstance(call, nn.Module) else None
-        self.is_cast = self.module is not None and not getattr(call, "autocasts", False)
+        self.is_cast = self.module is not None and not isinstance(self.module, Model)
 
     def prepare(self) -> Network:
-        """Store the weights in the precision of the way, and compile the module if the way says so."""
+        """Compute as the way says from now on: its precision, its merging, compiled."""
         if self.module is not None:
-            if self.is_cast:
+            if isinstance(self.module, Model):
+                self.module.set_merge(self.way.merge)
+                self.module.set_precision(self.way.precision)
+            else:
                 self.module.to(self.way.dtype)
             if self.way.is_compiled:
                 self.call = torch.compile(self.module, dynamic=False)
         return self
 
     def forward(self, images: Tensor, record: Record | None = None) -> Tensor:
-        if self.is_cast:
-            return self.call(images.to(self.way.dtype)).float()
-        is_plain = self.module is None or self.way.dtype == torch.float32
-        with nullcontext() if is_plain else torch.autocast(self.way.device, self.way.dtype):
-            return self.call(images).float()
+        return self.call(images.to(self.way.dtype) if self.is_cast else images).float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +96,7 @@ class Candidate:
 
     @property
     def macs(self) -> int:
-        return cost_of(self.network.config).macs
+        return merged_macs(self.network.config, self.way.merge)
 
 
 def open_model(model: AnyModel, device: str, image_size: Size | None = None) -> Predictor:
@@ -128,7 +126,7 @@ def own_candidate(predictor: Predictor, way: Way, path: str | None, train: bool 
     else:
         if path in TORCHVISION:
             way = replace(way, library="torchvision")
-        is_changed = train or way.dtype != torch.float32
+        is_changed = train or way.precision != "float32" or way.merge
         network = Network(config, copy.deepcopy(model) if is_changed else model, way)
         if not train:
             network.prepare()

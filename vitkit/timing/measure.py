@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitkit.models.precision import DTYPES
 from vitkit.timing.candidates import Candidate
 from vitkit.timing.memory import allocated_peak
 from vitkit.timing.rounds import Speed, interleaved, rates, speed, turn, warm_up
 from vitkit.timing.steps import Step, make_step
-from vitkit.timing.ways import DTYPES
 from vitkit.training.estimate import matrix_rate
 
 Tell = Callable[[int, int], None]

@@ -27,6 +27,8 @@ class BenchRow(Result):
     runs: Literal["eager", "compiled", "graph"]
     device: str
     precision: str
+    merge: int
+    "Patches that each layer merges."
     threads: int
     measures: Literal["infer", "train"]
     "Forward passes, or training steps with forward pass, backward pass and update."
@@ -79,6 +81,7 @@ class BenchRow(Result):
             f"{kind}_img_size": height if height == width else f"{height}x{width}",
             "infer_gmacs": round(self.macs / 1e9, 2),
             "param_count": round(self.parameters / 1e6, 2),
+            "merge": self.merge,
             "ratio": self.ratio,
             "ratio_low": self.ratio_low,
             "ratio_high": self.ratio_high,
@@ -158,6 +161,7 @@ def in_rows(
             runs="graph" if item.is_graph else "compiled" if item.way.is_compiled else "eager",
             device=item.way.device,
             precision=item.precision,
+            merge=item.way.merge,
             threads=item.way.threads,
             measures="train" if train else "infer",
             batch_size=timed.batch_size,
@@ -195,6 +199,7 @@ def named(rows: Sequence[BenchRow]) -> list[str]:
                 *([] if one and libraries else [names[row.model]]),
                 *([LIBRARIES[row.library]] if libraries else []),
                 *(["compiled"] if row.runs == "compiled" else []),
+                *([f"merging {row.merge}"] if row.merge else []),
                 *([row.precision] if row.precision != first.precision else []),
                 *([f"x{row.threads}"] if row.threads != first.threads else []),
             ]

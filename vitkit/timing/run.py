@@ -46,12 +46,13 @@ def bench(
     device: str = "auto",
     batch_sizes: Sequence[int] = (1, 8, 64),
     threads: int | None = None,
-    precision: str = "auto",
+    precision: str | Sequence[str] = "auto",
     peers: bool = False,
     data: Data | None = None,
     train: bool = False,
     *,
     compile: bool = False,
+    merge: int | Sequence[int] = (),
     image_size: Size | None = None,
     rounds: int = 10,
     memory: bool = True,
@@ -63,9 +64,10 @@ def bench(
 
     models: MODEL strings, loaded models, exported folders, or 'efficientnet_b0' and 'efficientnet_b7' of torchvision for
     comparison. batch_sizes: numbers of images in a batch. threads: of the CPU; by default what torch uses. precision: of
-    the computation; by default bfloat16 on a GPU, float32 elsewhere. peers: measure the same model with the same weights in
+    the computation, one or several; by default bfloat16 on a GPU, float32 elsewhere. peers: measure the same model with the same weights in
     timm, transformers, torchvision, ONNX Runtime and OpenVINO too, where they are installed and have it. data: also measure
-    accuracy on these images. train: measure training steps. compile: measure each model compiled as well. rounds: turns of
+    accuracy on these images. train: measure training steps. compile: measure each model compiled as well. merge: also with as many
+    patches merged in each layer, one number or several. rounds: turns of
     each candidate. memory: whether to measure it, on a CPU in a process for each candidate. out: a folder for tables and
     a picture. progress: False shows none; a function is told how many turns are done, and of how many.
     """
@@ -79,20 +81,27 @@ def bench(
     if train and data is not None:
         raise InputError("accuracy is measured in inference: leave out data or train")
     chosen = choose_device(device).type
-    computed = choose_precision(precision, chosen)
+    named_precisions = [precision] if isinstance(precision, str) else list(precision)
+    precisions = list(dict.fromkeys(choose_precision(name, chosen) for name in named_precisions))
+    merges = sorted({merge} if isinstance(merge, int) else set(merge))
+    if not precisions:
+        raise InputError("precision is empty; expected at least one")
+    Bounds(at_least=1).check("merge", tuple(merges))
+    if merges and train:
+        raise InputError("patches are merged in inference alone: leave out merge or train")
     folder = None if out is None else Path(out).expanduser()
     if folder is not None:
         check_output(folder, (TABLE, DOCUMENT, COLUMNS, PICTURE), force=force)
     source = None if data is None else open_data(data, default="measure")
     size = None if image_size is None else as_size(image_size)
     with using_threads(threads) as count, ExitStack() as stack:
-        way = Way("vitkit", chosen, computed, count)
+        ways = [Way("vitkit", chosen, name, count) for name in precisions]
         notes = [line for line in (busy_note(),) if line and chosen == "cpu"]
         candidates = list[Candidate]()
         for number, model in enumerate(given):
             predictor = open_filled(model, chosen, size)
             files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"vitkit-bench-{number}-")))
-            candidates += _candidates(predictor, model, way, files, peers, compile, train, notes)
+            candidates += _candidates(predictor, model, ways, merges, files, peers, compile, train, notes)
         if not candidates:
             raise InputError(f"nothing can be measured: {'; '.join(notes)}")
         images = {item.network.config.size: _images(item) for item in candidates}
@@ -146,7 +155,8 @@ def using_threads(threads: int | None) -> Iterator[int]:
 def _candidates(
     predictor: Predictor,
     model: AnyModel,
-    way: Way,
+    ways: Sequence[Way],
+    merges: Sequence[int],
     folder: Path,
     peers: bool,
     compile: bool,
@@ -164,27 +174,36 @@ def _candidates(
         notes.append(f"{name}: {why}")
         return
     path = _path(predictor, model, folder)
-    compiled = replace(way, is_compiled=True)
-    yield own_candidate(predictor, way, path, train)
     if is_exported(predictor):
-        if peers or compile:
+        if peers or compile or merges or len(ways) > 1:
             notes.append(
-                f"{name} is an exported graph: peers and compilation are for the model that it was made from"
+                f"{name} is an exported graph: peers, compilation, merging and other precisions are for the model that it "
+                "was made from"
             )
+        yield own_candidate(predictor, ways[0], path, train)
         return
-    if compile:
-        yield own_candidate(predictor, compiled, path, train)
-    for library in PEERS if peers else ():
-        if path in TORCHVISION and not PEERS[library].is_runtime:
-            continue  # it is torchvision's own, to compare with
-        try:
-            check(library, way, train)
-            target = written(library, predictor, folder)
-            yield peer_candidate(predictor, replace(way, library=library), target, train)
-            if compile and not PEERS[library].is_runtime:
-                yield peer_candidate(predictor, replace(compiled, library=library), target, train)
-        except InputError as error:
-            notes.append(f"{name} in {LIBRARIES[library]}: {error}")
+    modes = (False, True) if compile else (False,)
+    for way in ways:
+        for merge in (0, *merges):
+            for is_compiled in modes:
+                one = replace(way, is_compiled=is_compiled, merge=merge)
+                try:
+                    yield own_candidate(predictor, one, path, train)
+                except InputError as error:
+                    notes.append(f"{name} in {one.words}: {error}")
+                    break
+    for way in ways:
+        for library in PEERS if peers else ():
+            if path in TORCHVISION and not PEERS[library].is_runtime:
+                continue  # it is torchvision's own, to compare with
+            try:
+                check(library, way, train)
+                target = written(library, predictor, folder)
+                for is_compiled in (False,) if PEERS[library].is_runtime else modes:
+                    one = replace(way, library=library, is_compiled=is_compiled)
+                    yield peer_candidate(predictor, one, target, train)
+            except InputError as error:
+                notes.append(f"{name} in {LIBRARIES[library]}: {error}")
 
 
 def _path(predictor: Predictor, model: AnyModel, folder: Path) -> str | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
-from vitkit.errors import InputError
+from vitkit.models.precision import DTYPES, PRECISIONS, Precision, check_precision
 
 Library = Literal["vitkit", "timm", "transformers", "torchvision", "onnxruntime", "openvino"]
 LIBRARIES: dict[str, str] = {
@@ -17,14 +17,6 @@ LIBRARIES: dict[str, str] = {
     "torchvision": "torchvision",
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
-}
-Precision = Literal["float32", "bfloat16"]
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# The default precision of each device comes first.
-PRECISIONS: dict[str, tuple[Precision, ...]] = {
-    "cpu": ("float32", "bfloat16"),
-    "cuda": ("bfloat16", "float32"),
-    "mps": ("float32",),
 }
 
 
@@ -37,11 +29,14 @@ class Way:
     precision: Precision
     threads: int
     is_compiled: bool = False
+    merge: int = 0
+    "Patches that each layer merges."
 
     @property
     def words(self) -> str:
         """The way in a table: 'timm, compiled'."""
-        return f"{LIBRARIES[self.library]}{', compiled' if self.is_compiled else ''}"
+        merging = f", merging {self.merge}" if self.merge else ""
+        return f"{LIBRARIES[self.library]}{', compiled' if self.is_compiled else ''}{merging}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,16 +46,4 @@ class Way:
 
 def choose_precision(precision: str, device: str) -> Precision:
     """Return the precision that 'auto' or a name means on a device."""
-    known = PRECISIONS[device]
-    if precision == "auto":
-        return known[0]
-    if precision == "int8":
-        raise InputError(
-            "precision 'int8' is for exported folders: run vit export MODEL --to openvino --precision int8 --out DIR, "
-            "then vit bench DIR"
-        )
-    if precision not in known:
-        anywhere = " there" if precision in get_args(Precision) else ""
-        expected = ", ".join(["auto", *sorted(known, reverse=True)])
-        raise InputError(f"precision is {precision!r} on {device}; expected{anywhere} one of {expected}")
-    return precision
+    return PRECISIONS[device][0] if precision == "auto" else check_precision(precision, device, ("auto",))

@@ -121,6 +121,7 @@ def save(
     accept = (accept,) if isinstance(accept, str) else accept
     to = check_target(path, to, force)
     network = model if isinstance(model, Model) else model.model
+    network.check_whole(getattr(model, "spec", "the model"))
     stored = _describe(model, class_names, multi_label, preprocessing)
     stored = replace(stored, origin=Origin(start=getattr(model, "spec", "")) if origin is None else origin)
     config = stored.config
