@@ -6,32 +6,17 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.reports.browser import PROGRAM, Browser, browse
+from tests.reports.browser import Browser, browse
+from tests.serving.person import DRIVEN, MAP, WIDTHS, Page
 from tests.serving.stand_in import StandIn, stand_in
 from vitkit.figures.palette import THEME
 
 STATIC = Path(__file__).parents[2] / "vitkit" / "serving" / "static"
-WIDTHS = {"phone": 390, "desktop": 1280}
-
-# The colour of the attention map that is shown.
-MAP = """(() => {
-  const map = document.querySelector("#map"), canvas = document.createElement("canvas");
-  if (map.hidden || !map.complete || !map.naturalWidth) return "";
-  const drawing = canvas.getContext("2d");
-  drawing.drawImage(map, 0, 0);
-  return [...drawing.getImageData(1, 1, 1, 1).data].slice(0, 3).join(",");
-})()"""
-
-driven = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not PROGRAM, reason="there is no Chromium here"),
-]
 
 
 class Attributes(HTMLParser):
@@ -99,76 +84,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-class Page:
-    """The page as a person uses it."""
-
-    def __init__(self, browser: Browser, url: str, width: str = "desktop") -> None:
-        self.browser = browser
-        browser.open(url, WIDTHS[width], is_phone=width == "phone")
-        self.wait("document.body.dataset.state !== 'starting'")
-
-    def get(self, expression: str) -> Any:
-        return self.browser.evaluate(expression)
-
-    def wait(self, condition: str) -> None:
-        """Wait until an expression is true."""
-        code = f"""new Promise((done, fail) => {{
-            const end = performance.now() + 15000;
-            const look = () => ({condition}) ? done(true)
-                : performance.now() > end ? done(false) : setTimeout(look, 20);
-            look();
-        }})"""
-        assert self.get(code), f"{condition} never came; the page says {self.words()}"
-
-    def choose(self, *paths: Path) -> None:
-        """Choose files, as the system's dialog does."""
-        node = self.browser.ask("Runtime.evaluate", expression="document.querySelector('#files')")
-        names = [str(path) for path in paths]
-        self.browser.ask("DOM.setFileInputFiles", files=names, objectId=node["result"]["objectId"])
-
-    def drop(self, *paths: Path) -> None:
-        """Drag files over the page and let go."""
-        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
-        for kind in ("dragEnter", "dragOver", "drop"):
-            self.browser.ask("Input.dispatchDragEvent", type=kind, x=200, y=200, data=data)
-
-    def slide(self, name: str, value: int) -> None:
-        self.get(
-            f"""(() => {{
-            const slider = document.querySelector('#{name}');
-            slider.value = {value};
-            slider.dispatchEvent(new Event('input', {{bubbles: true}}));
-        }})()"""
-        )
-
-    def click(self, selector: str) -> None:
-        self.get(f"document.querySelector({selector!r}).click()")
-
-    def key(self, name: str, code: int, text: str = "") -> None:
-        for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
-            words = {"text": text} if text and kind == "keyDown" else {}
-            self.browser.ask(
-                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **words
-            )
-
-    def text(self, selector: str) -> str:
-        return str(self.get(f"document.querySelector({selector!r}).innerText"))
-
-    def words(self) -> str:
-        return str(self.get("document.body.innerText"))
-
-    def wait_for_answers(self, number: int) -> None:
-        self.wait(
-            f"document.querySelectorAll('#strip [data-status=done], #strip [data-status=failed]').length === {number}"
-        )
-
-    def is_quiet(self) -> bool:
-        return self.browser.complaints == []
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 class TestPage:
-    pytestmark = driven
+    pytestmark = DRIVEN
 
     def test_several_pictures_become_bars(
         self, browser: Browser, server: StandIn, photos: list[Path], width: str
@@ -310,7 +228,7 @@ class TestPage:
 
 
 class TestLook:
-    pytestmark = driven
+    pytestmark = DRIVEN
 
     @pytest.mark.parametrize("shade", ["light", "dark"])
     def test_it_is_light_or_dark_as_the_reader_s_system(
@@ -331,7 +249,7 @@ class TestLook:
 
 
 class TestWaysIn:
-    pytestmark = driven
+    pytestmark = DRIVEN
 
     def test_files_and_folders_are_dropped(
         self, browser: Browser, server: StandIn, photos: list[Path], tmp_path: Path
@@ -423,7 +341,7 @@ class TestWaysIn:
 
 
 class TestKeys:
-    pytestmark = driven
+    pytestmark = DRIVEN
 
     def test_the_key_is_asked_for_and_a_wrong_one_is_said_to_be(
         self, browser: Browser, server: StandIn, photos: list[Path]

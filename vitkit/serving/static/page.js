@@ -13,7 +13,7 @@ const all = selector => document.querySelectorAll(selector);
 const pause = seconds => new Promise(done => setTimeout(done, seconds * 1000));
 const counted = (number, word, words = `${word}s`) => `${number.toLocaleString("en")} ${number === 1 ? word : words}`;
 const megabytes = bytes => `${(bytes / 1e6).toLocaleString("en", { maximumFractionDigits: 1 })} MB`;
-const percent = share => share >= 0.9995 ? "100%" : share < 0.001 ? "< 0.1%" : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)}%`;
+const percent = share => share > 0.9995 ? "> 99.9%" : share < 0.001 ? "< 0.1%" : `${(share * 100).toFixed(share < 0.1 || share > 0.99 ? 1 : 0)}%`;
 const sentence = words => words.charAt(0).toUpperCase() + words.slice(1).replace(/[^.!?]$/, "$&.");
 
 const state = {
