@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitkit.predictor import wrap as wrap
     from vitkit.reports.inspection import inspect_model as inspect_model
     from vitkit.reports.runs import report as report
+    from vitkit.serving.run import serve as serve
     from vitkit.studies.plan import plan_study as plan_study
     from vitkit.studies.run import run_study as run_study
     from vitkit.timing.run import bench as bench
@@ -61,6 +62,7 @@ PUBLIC = {
     "report": "vitkit.reports.runs",
     "run_study": "vitkit.studies.run",
     "save": "vitkit.weights.convert",
+    "serve": "vitkit.serving.run",
     "train": "vitkit.training.run",
     "vtab": "vitkit.transfer.vtab.run",
     "wrap": "vitkit.predictor",
@@ -92,6 +94,7 @@ __all__ = [
     "report",
     "run_study",
     "save",
+    "serve",
     "train",
     "vtab",
     "wrap",

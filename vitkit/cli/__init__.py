@@ -32,6 +32,7 @@ from vitkit.cli.predict import predict
 from vitkit.cli.quickstart import quickstart
 from vitkit.cli.report import report
 from vitkit.cli.runs import runs
+from vitkit.cli.serve import serve
 from vitkit.cli.study import STUDY
 from vitkit.cli.train import recipes, train
 from vitkit.cli.vtab import vtab
@@ -58,6 +59,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "bench": bench,
     "convert": convert,
     "export": export,
+    "serve": serve,
     "data": data,
     "pack": pack,
     "doctor": doctor,

@@ -89,6 +89,11 @@ class Batcher(Generic[T, R]):
         with self._changed:
             return replace(self._counts, sizes=dict(self._counts.sizes))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it refuses everything from now on."""
+        return self._is_closed
+
     def is_alive(self) -> bool:
         """Return whether the thread runs and its batch isn't stuck: over ten times its bound."""
         since = self._schedule.running_since

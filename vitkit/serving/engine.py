@@ -87,6 +87,7 @@ class Engine:
         self._class_names = predictor.class_names
         self._pool = ThreadPoolExecutor(threads, "decode") if threads > 1 else None
         self.num_features: int | None = None
+        self.is_draining = False  # whether requests are still welcome
         sample = _sample(self._preprocessing.size)
         self._probe(sample)
         self.attention, self.attention_reason = self._find_attention()
@@ -125,18 +126,27 @@ class Engine:
     ) -> Future[list[Outputs | bytes | InputError]]:
         """Return the future answers for pictures, each an InputError if it can't be read; or raise Refused at once."""
         extras = [self._extra(header) for header in headers]
-        bound = None
         if look is not None:
             extras = [extra + self.attention_seconds for extra in extras]
-            bound = self.batcher.latency + ATTENTION_SLACK * self.attention_seconds
-        future = self.batcher.submit([Work(data, look) for data in pictures], extras, arrived, bound)
+        future = self.batcher.submit(
+            [Work(data, look) for data in pictures], extras, arrived, self.bound(look)
+        )
         self.metrics.set("vit_waiting_images", self.batcher.num_waiting)
         return future
+
+    def bound(self, look: Look | None) -> float:
+        """Return seconds from a request's last byte to its answer."""
+        slack = 0.0 if look is None else ATTENTION_SLACK * self.attention_seconds
+        return self.batcher.latency + slack
 
     def classes(self, outputs: Outputs, top: int) -> list[Prediction]:
         """Return the likeliest classes."""
         assert outputs.logits is not None
         return self.predictor.likeliest(outputs.logits, top)
+
+    def drain(self) -> None:
+        """Say that requests are no longer welcome; those that come are still answered."""
+        self.is_draining = True
 
     def close(self, timeout: float | None = None) -> bool:
         """Finish what was accepted, and return whether all of it is done."""

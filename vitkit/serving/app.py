@@ -1,0 +1,378 @@
+"""The HTTP API of a model: FastAPI describes and routes it, the guard stands before it, the batcher answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from vitkit import __version__
+from vitkit.errors import InputError
+from vitkit.models.names import find_name
+from vitkit.predictor import Prediction
+from vitkit.serving import schemas
+from vitkit.serving.batcher import Refused
+from vitkit.serving.bodies import LARGE, Gone, Picture, Problem, Room, read_body, take_apart
+from vitkit.serving.decoding import Header
+from vitkit.serving.documentation import describe
+from vitkit.serving.engine import Engine, Look, Outputs
+from vitkit.serving.guard import ACCEPTED, Guard, in_words
+from vitkit.serving.settings import Hosts, Keys, Limits
+
+_READ = "cannot read the image's bytes: "
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_DOCS_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
+)
+_STATIC = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+
+
+def make_app(engine: Engine, keys: Keys, hosts: Hosts, limits: Limits | None = None) -> Guard:
+    """Return the API of a model as an ASGI application; closing the engine is up to the caller."""
+    limits = limits or Limits()
+    api = FastAPI(
+        title="vitkit",
+        version=__version__,
+        description=f'{engine.predictor.name} over HTTP. Errors are {{"error": "..."}}.',
+        docs_url=None,
+        redoc_url=None,
+    )
+    _add_errors(api)
+    _add_state(api, engine, keys, limits)
+    _add_computed(api, engine, limits)
+    _add_pages(api)
+    _describe_security(api, keys)
+    return Guard(api, engine.batcher, engine.metrics, hosts, keys, limits)
+
+
+def _add_errors(api: FastAPI) -> None:
+    """Answer what FastAPI finds wrong as everything else is answered."""
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return JSONResponse({"error": f"{name}: {first['msg']}"}, 400)
+
+    async def known(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        words = {404: f"no such page: {request.url.path}", 405: f"{request.method} is not for this page"}
+        return JSONResponse(
+            {"error": words.get(error.status_code, str(error.detail))},
+            error.status_code,
+            headers=error.headers,
+        )
+
+    async def problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        headers, body = in_words(error)
+        return Response(body, error.status, headers)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # which nobody reads
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": "the server failed: see its log"}, 500)
+
+    api.add_exception_handler(Problem, problem)
+    api.add_exception_handler(Gone, gone)
+    api.add_exception_handler(Exception, failed)
+    api.add_exception_handler(RequestValidationError, invalid)
+    api.add_exception_handler(HTTPException, known)
+
+
+def _answers(
+    model: Any, *statuses: int, media: dict[str, Any] | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """Return the answers of a page, for its description."""
+    words = {
+        400: "The request is broken.",
+        401: "A key is missing or wrong.",
+        403: "The request comes from a page of another site.",
+        408: "The request took too long to arrive.",
+        413: "The request is too large.",
+        415: "The content type is unknown.",
+        421: "The Host header names another server.",
+        501: "This model can't do that.",
+        503: "It can't be answered in time; Retry-After says when it could.",
+    }
+    ok: dict[str, Any] = {"description": "Done."}
+    ok |= {"model": model} if media is None else {"content": media}
+    return {
+        200: ok,
+        **{status: {"model": schemas.Error, "description": words[status]} for status in statuses},
+    }
+
+
+_COMPUTED = (400, 401, 403, 408, 413, 415, 421, 503)
+
+
+def _add_state(api: FastAPI, engine: Engine, keys: Keys, limits: Limits) -> None:
+    """Pages that say what the server is and how it does."""
+    predictor = engine.predictor
+    attention = engine.attention
+    info = schemas.Info(
+        model=predictor.name,
+        architecture=find_name(predictor.model.config)
+        or type(predictor.model.config).__name__.removesuffix("Config"),
+        num_classes=len(predictor.class_names) if engine.can_classify else 0,
+        multi_label=predictor.multi_label,
+        image_size=predictor.preprocessing.size,
+        key_required=bool(keys),
+        attention=schemas.AttentionInfo(layers=attention.layers, heads=attention.heads)
+        if attention
+        else None,
+        attention_reason=engine.attention_reason or None,
+        search=None,
+        max_bytes=limits.max_bytes,
+        max_images=limits.max_images,
+        latency_ms=1000 * engine.batcher.latency,
+    ).model_dump()
+
+    @api.get("/info", responses=_answers(schemas.Info, 421))
+    async def about() -> Response:
+        """What is served, and its limits."""
+        return JSONResponse(info)
+
+    @api.get("/healthz", responses=_answers(schemas.Health, 421, 503))
+    async def health() -> Response:
+        """Whether the process works: 503 if it must be restarted."""
+        if engine.batcher.is_alive() or engine.batcher.is_closed:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"error": "the batcher has stopped"}, 503)
+
+    @api.get("/readyz", responses=_answers(schemas.Health, 421, 503))
+    async def ready() -> Response:
+        """Whether requests are welcome: 503 while the server shuts down."""
+        if engine.batcher.is_closed or engine.is_draining:
+            return JSONResponse({"error": "the server is shutting down"}, 503)
+        return JSONResponse({"status": "ready"})
+
+    @api.get(
+        "/metrics", responses=_answers(None, 401, 421, media={"text/plain": {"schema": {"type": "string"}}})
+    )
+    async def metrics() -> Response:
+        """Counters in Prometheus' text format, summed over all worker processes."""
+        return PlainTextResponse(engine.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
+    """Pages that the model answers."""
+    body = {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {
+                    "schema": {
+                        "type": "object",
+                        "required": ["file"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "file": {
+                                "type": "array",
+                                "minItems": 1,
+                                "maxItems": limits.max_images,
+                                "items": _BINARY["schema"],
+                            }
+                        },
+                    }
+                },
+                "application/json": {
+                    "schema": {
+                        "type": "object",
+                        "required": ["images"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "images": {
+                                "type": "array",
+                                "minItems": 1,
+                                "maxItems": limits.max_images,
+                                "items": {
+                                    "type": "string",
+                                    "format": "byte",
+                                    "description": "A file in base64.",
+                                },
+                            }
+                        },
+                    }
+                },
+                "image/*": _BINARY,
+            },
+        }
+    }
+
+    @api.post("/predict", responses=_answers(schemas.Predictions, *_COMPUTED, 501), openapi_extra=body)
+    async def predict(request: Request, top: Annotated[int, Query(ge=1, le=1_000_000)] = 5) -> Response:
+        """The likeliest classes of pictures, each by itself."""
+        if not engine.can_classify:
+            raise Problem(
+                501, f"{engine.predictor.name} has no classification head; /embed gives its features"
+            )
+
+        def row(picture: Picture, answer: Outputs | bytes | InputError) -> dict[str, Any]:
+            if not isinstance(answer, Outputs):
+                return {"file": picture.name, "error": _words(answer)}
+            return {"file": picture.name, "classes": [_class(guess) for guess in engine.classes(answer, top)]}
+
+        pictures, answers = await _compute(request, engine, limits)
+        return JSONResponse({"predictions": [row(*pair) for pair in zip(pictures, answers, strict=True)]})
+
+    @api.post("/embed", responses=_answers(schemas.Embeddings, *_COMPUTED, 501), openapi_extra=body)
+    async def embed(request: Request) -> Response:
+        """The features of pictures, what the head reads; all of them must be readable."""
+        if engine.num_features is None:
+            raise Problem(501, f"{engine.predictor.name} gives no features")
+        pictures, answers = await _compute(request, engine, limits)
+        rows = []
+        for picture, answer in zip(pictures, answers, strict=True):
+            if not isinstance(answer, Outputs) or answer.features is None:
+                raise Problem(400, f"{picture.name}: {_words(answer)}")
+            rows.append(answer.features.tolist())
+        return JSONResponse({"embeddings": rows, "width": engine.num_features})
+
+    @api.post(
+        "/attention",
+        responses=_answers(None, *_COMPUTED, 501, media={"image/png": _BINARY}),
+        response_class=Response,
+        openapi_extra=body,
+    )
+    async def attention(
+        request: Request,
+        layer: Annotated[str, Query(pattern=r"^(rollout|[0-9]{1,3})$")] = "rollout",
+        head: Annotated[str, Query(pattern=r"^(mean|[0-9]{1,3})$")] = "mean",
+    ) -> Response:
+        """Where the model looks in one picture, drawn over it: attention rollout, or a layer's heads, from 0."""
+        if engine.attention is None:
+            raise Problem(501, engine.attention_reason)
+        look = Look(
+            _number(layer, "layer", engine.attention.layers), _number(head, "head", engine.attention.heads)
+        )
+        [picture], [answer] = await _compute(request, engine, limits, look)
+        if not isinstance(answer, bytes):
+            raise Problem(400, f"{picture.name}: {_words(answer)}")
+        return Response(answer, media_type="image/png")
+
+
+async def _compute(
+    request: Request, engine: Engine, limits: Limits, look: Look | None = None
+) -> tuple[list[Picture], list[Outputs | bytes | InputError]]:
+    """Return a request's pictures and what became of each; none that can be read is a Problem."""
+    with Room(limits, engine.metrics) as room:
+        body, arrived = await read_body(request.receive, room, limits)
+        kind = request.headers.get("content-type", "")
+
+        def read() -> tuple[list[Picture], list[Header | InputError]]:
+            pictures = take_apart(kind, body, limits)
+            if look is not None and len(pictures) > 1:
+                raise Problem(400, f"the request has {len(pictures)} pictures; expected one")
+            return pictures, [_header(engine, picture.data) for picture in pictures]
+
+        pictures, headers = await asyncio.to_thread(read) if len(body) >= LARGE else read()
+        wanted = [place for place, header in enumerate(headers) if isinstance(header, Header)]
+        answers: list[Outputs | bytes | InputError | Header] = [*headers]
+        if wanted:
+            try:
+                future = engine.submit(
+                    [pictures[place].data for place in wanted],
+                    [header for header in headers if isinstance(header, Header)],
+                    arrived,
+                    look,
+                )
+            except Refused as refused:
+                engine.metrics.add("vit_images_total", "refused", len(wanted))
+                status = 413 if refused.retry_after is None else 503
+                raise Problem(status, refused.reason, refused.retry_after) from None
+            request.scope[ACCEPTED] = arrived, engine.bound(look), len(wanted)
+            try:
+                found = await asyncio.wrap_future(future)
+            except Exception:
+                engine.metrics.add("vit_images_total", "failed", len(wanted))
+                raise
+            for place, answer in zip(wanted, found, strict=True):
+                answers[place] = answer
+    known = [answer for answer in answers if not isinstance(answer, Header)]
+    broken = [answer for answer in known if isinstance(answer, InputError)]
+    engine.metrics.add("vit_images_total", "unreadable", len(broken))
+    engine.metrics.add("vit_images_total", "answered", len(known) - len(broken))
+    if len(broken) == len(known):
+        words = _words(broken[0])
+        raise Problem(
+            400,
+            words
+            if len(known) == 1
+            else f"none of the {len(known)} pictures can be read; the first: {words}",
+        )
+    return pictures, known
+
+
+def _header(engine: Engine, data: bytes) -> Header | InputError:
+    try:
+        return engine.header(data)
+    except InputError as error:
+        return error
+
+
+def _words(error: object) -> str:
+    return str(error).removeprefix(_READ)
+
+
+def _class(guess: Prediction) -> dict[str, Any]:
+    return {"name": guess.name, "index": guess.index, "probability": guess.probability}
+
+
+def _number(text: str, name: str, count: int) -> int | None:
+    """Return a layer or head, None for all of them."""
+    if not text.isdigit():
+        return None
+    if int(text) >= count:
+        raise Problem(400, f"{name} {text} is not there: the model has {count}, counted from 0")
+    return int(text)
+
+
+def _add_pages(api: FastAPI) -> None:
+    """The page for people, and the description of the API."""
+    folder = files("vitkit").joinpath("serving", "static")
+
+    def add(path: str, content: bytes, kind: str) -> None:
+        @api.get(path, include_in_schema=False)
+        async def static() -> Response:
+            return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    for path, (name, kind) in _STATIC.items():
+        add(path, folder.joinpath(name).read_bytes(), kind)
+
+    @api.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(describe(api.openapi()), headers={"Content-Security-Policy": _DOCS_POLICY})
+
+
+def _describe_security(api: FastAPI, keys: Keys) -> None:
+    """Say in the description which pages need a key."""
+    if not keys:
+        return
+    from vitkit.serving.guard import OPEN
+
+    make: Callable[[], dict[str, Any]] = api.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        document.setdefault("components", {})["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"}
+        }
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                if path not in OPEN:
+                    operation["security"] = [{"key": []}]
+        return document
+
+    api.openapi = openapi  # type: ignore[method-assign]
