@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -272,6 +273,18 @@ def test_unreadable_files(tmp_path: Path, content: bytes, message: str) -> None:
         read_image(file)
     with pytest.raises(InputError, match=f"^cannot read the image's bytes: {message}"):
         read_image(content)
+
+
+@pytest.mark.slow
+def test_pillows_warnings_are_not_shown(tmp_path: Path) -> None:
+    """In a process of its own, since pytest has filters of its own."""
+    file = tmp_path / "a.jpg"
+    file.write_bytes(b"II*\x00\x08\x00\x00\x00\x05\x00")
+    with pytest.warns(UserWarning, match="Corrupt EXIF"), pytest.raises(InputError):
+        read_image(file)
+    code = f"from vitkit.data.images import read_image; read_image({str(file)!r})"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "it is not an image in a known format" in answer.stderr and "EXIF" not in answer.stderr
 
 
 def test_missing_files_folders_and_wrong_types(tmp_path: Path) -> None:

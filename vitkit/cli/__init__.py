@@ -174,8 +174,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings(), redirect_stdout(cast(TextIO, StandardOutput(sys.stdout))):
             warnings.showwarning = _show_warning
-            # They name no file. Images that can't be read are named by the command; others lack only metadata.
-            warnings.filterwarnings("ignore", module=r"PIL\.")
             status = app(arguments, prog_name="vit", standalone_mode=False)
             sys.stdout.flush()
     except InputError as error:

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# Pillow's warnings name no file. An image that can't be read is named by whoever reads it; others lack only metadata.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.\w+ImagePlugin$")
 # Pillow loads an image on first use; one image given twice must not load in two threads at once.
 _given_image = threading.Lock()
 

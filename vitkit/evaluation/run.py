@@ -95,13 +95,15 @@ def evaluate(
 ) -> Evaluation:
     """Measure a model on every image of DATA.
 
+    Started by torchrun, processes share the images, and each returns the result; the first alone announces and writes.
+
     real: ReaL's real.json, for ImageNet's validation images. mapping: a file that says what the data's classes mean in
     the head; images of others are left out. classes: "head" chooses answers among all classes of the head, "data" among
-    those that the data has. precision, merge: of the computation, as in `load`. bad_images: "skip" skips unreadable images, unless they are many or all of a class; "error"
-    stops at the first, "any" skips any number. out: a folder for pictures and results. progress: False shows none; a
-    function is told how many images are done, and of how many. announce: told notes as they are known; the answer has them
-    too. predicted: given the logits of labelled images, which the answer hasn't. Started by torchrun, processes share
-    the images, and each returns the result; the first alone announces and writes.
+    those that the data has. precision, merge: of the computation, as in `load`. bad_images: "skip" skips unreadable
+    images, unless they are many or all of a class; "error" stops at the first, "any" skips any number. out: a folder for
+    pictures and results. progress: False shows none; a function is told how many images are done, and of how many.
+    announce: told notes as they are known; the answer has them too. predicted: given the logits of labelled images, which
+    the answer hasn't.
     """
     check_choice("classes", classes, Among)
     lists = None if real is None else read_real(real)

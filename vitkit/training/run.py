@@ -108,6 +108,8 @@ def train(
 ) -> TrainResult | None:
     """Train a recipe with other settings, or resume a run; return what `vit train --json` prints.
 
+    Started by torchrun, all processes but the first return None.
+
     settings: those of TrainConfig, as in `duration="2ep", optimizer={"learning_rate": 1e-3}`. A mapping changes only
     what it names.
     changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as texts,
@@ -119,7 +121,6 @@ def train(
     force: start over, deleting the existing run.
     accept: "data" resumes a run whose training data has gained or lost images.
     progress: False shows none. listener: follows the run instead of a progress bar.
-    Started by torchrun, all processes but the first return None.
     """
     given: dict[str, Any] = {}
     if isinstance(model, Mapping):
