@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vitkit.evaluation.knn import knn as knn
     from vitkit.evaluation.probe import probe as probe
     from vitkit.evaluation.run import evaluate as evaluate
+    from vitkit.evaluation.search import find_duplicates as find_duplicates
+    from vitkit.evaluation.search import search as search
     from vitkit.exports.run import export as export
     from vitkit.models.create import create_model as create_model
     from vitkit.models.names import list_models as list_models
@@ -48,6 +50,7 @@ PUBLIC = {
     "evaluate": "vitkit.evaluation.run",
     "export": "vitkit.exports.run",
     "fewshot": "vitkit.evaluation.fewshot",
+    "find_duplicates": "vitkit.evaluation.search",
     "finetune": "vitkit.transfer.finetune",
     "inspect_model": "vitkit.reports.inspection",
     "knn": "vitkit.evaluation.knn",
@@ -62,6 +65,7 @@ PUBLIC = {
     "report": "vitkit.reports.runs",
     "run_study": "vitkit.studies.run",
     "save": "vitkit.weights.convert",
+    "search": "vitkit.evaluation.search",
     "serve": "vitkit.serving.run",
     "train": "vitkit.training.run",
     "vtab": "vitkit.transfer.vtab.run",
@@ -80,6 +84,7 @@ __all__ = [
     "evaluate",
     "export",
     "fewshot",
+    "find_duplicates",
     "finetune",
     "inspect_model",
     "knn",
@@ -94,6 +99,7 @@ __all__ = [
     "report",
     "run_study",
     "save",
+    "search",
     "serve",
     "train",
     "vtab",

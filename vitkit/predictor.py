@@ -176,6 +176,13 @@ class Predictor:
         channels, size = len(self.preprocessing.mean), self.preprocessing.size
         return torch.stack(rows).numpy() if rows else self.features(torch.empty(0, channels, *size)).numpy()
 
+    def embed_files(
+        self, files: Iterable[str | os.PathLike[str]], batch_size: int = 32
+    ) -> Iterator[np.ndarray | InputError]:
+        """Yield each file's features, in order, or its error where it can't be read."""
+        for row in self._outputs(self.features, files, batch_size):
+            yield row if isinstance(row, InputError) else row.numpy()
+
     def predict_files(
         self, files: Iterable[str | os.PathLike[str]], top: int = 5, batch_size: int = 32
     ) -> Iterator[PredictedImage]:

@@ -32,6 +32,7 @@ from vitkit.cli.predict import predict
 from vitkit.cli.quickstart import quickstart
 from vitkit.cli.report import report
 from vitkit.cli.runs import runs
+from vitkit.cli.search import search
 from vitkit.cli.serve import serve
 from vitkit.cli.study import STUDY
 from vitkit.cli.train import recipes, train
@@ -46,6 +47,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "predict": predict,
     "eval": eval,
     "embed": embed,
+    "search": search,
     "inspect": inspect,
     "train": train,
     "fewshot": fewshot,

@@ -24,9 +24,8 @@ from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import counted
 from vitkit.data.threads import Unreadable, work_through
 from vitkit.display import png_files
-from vitkit.errors import InputError
-from vitkit.figures.sheets import TILE, TILES, SheetRow, contact_sheet, fit_tile, name_class
-from vitkit.files import check_output, written_whole
+from vitkit.figures.sheets import TILE, TILES, SheetRow, contact_sheet, fit_tile, name_class, sheet_path
+from vitkit.files import written_whole
 from vitkit.notes import Note
 from vitkit.progress import Progress, showing
 from vitkit.results import Result
@@ -193,7 +192,7 @@ def describe_data(
     """
     spec = as_spec(spec)
     Bounds(at_least=1).check("images", images)
-    sheet = None if out is None else _target(Path(out).expanduser(), force)
+    sheet = None if out is None else sheet_path(out, force)
     opened, faults = _open(spec)
     faults += [fault for source, is_shown in opened if is_shown for fault in source.faults]
     parts = [
@@ -391,16 +390,6 @@ def _notes(parts: Sequence[SplitImages]) -> list[str]:
             )
             notes.append(Note(text, "warning"))
     return list(dict.fromkeys(notes))
-
-
-def _target(path: Path, force: bool) -> Path:
-    """Return where the sheet goes, checked before anything is read."""
-    if path.suffix.lower() != ".png":
-        raise InputError(f"the contact sheet is a PNG, not {path.name!r}: name it {path.stem or 'sheet'}.png")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: no folder {path.parent}")
-    check_output(path, force=force)
-    return path
 
 
 def write_sheet(source: Source, path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.config import Bounds
 from vitkit.data.images import read_image
@@ -30,6 +30,7 @@ from vitkit.evaluation.features import features_digest, load_for_features
 from vitkit.evaluation.neighbours import Nearest, nearest, unit_rows
 from vitkit.files import check_regular, written_whole
 from vitkit.models.configs import Preprocessing
+from vitkit.models.own import OWN
 from vitkit.predictor import AnyModel, Predictor
 from vitkit.results import as_json
 from vitkit.weights.folder import preprocessing_in_words
@@ -156,9 +157,17 @@ class Embeddings:
         similarities, numbers = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
         return Nearest(similarities.clamp(-1, 1), numbers)
 
-    def check(self, model: AnyModel) -> Predictor:
-        """Return the model; an InputError where it isn't the one that made the features, or prepares images differently."""
-        predictor = load_for_features(model)
+    def check(self, model: AnyModel | None = None, device: str = "auto") -> Predictor:
+        """Return the model that made the features; an InputError if another is given, or one that prepares images differently.
+
+        model: where it is now, if not where it was. One that isn't loaded yet takes images of the size that it took then.
+        """
+        if model is None:
+            model = self.origin.model
+            if model.startswith(OWN):
+                raise InputError(f"{self.path} was made with a module of your own: give it as model=")
+        is_loaded = isinstance(model, Predictor | nn.Module)
+        predictor = load_for_features(model, device, None if is_loaded else self.origin.preprocessing.size)
         ours, theirs = predictor.preprocessing, self.origin.preprocessing
         advice = f"use {self.origin.model}, or run vit embed again"
         if ours != theirs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from vitkit.errors import InputError
 from vitkit.figures.palette import THEME
+from vitkit.files import check_output
 
 if TYPE_CHECKING:
     from matplotlib.font_manager import FontEntry
@@ -28,6 +31,10 @@ GAP = 6
 MARGIN = 16
 HEAD = 36
 "Height of the title."
+CAPTION = 44
+"Height of the two lines below a picture, and the space after them."
+LEAST_WIDTH = 640
+"Of a sheet with captions, so that its title has room."
 NAMES = 190
 "Width of the column of names."
 COLUMN, COLUMN_GAP = 128, 4
@@ -56,13 +63,55 @@ def contact_sheet(title: str, rows: Sequence[SheetRow]) -> Image.Image:
         draw.text((MARGIN, top + TILE // 2 + 3), f"{row.number:,}", _MUTED, load_font(12))
         for column, tile in enumerate(row.tiles):
             left = MARGIN + NAMES + column * (TILE + GAP)
-            draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), EMPTY)
-            if tile is None:
-                middle = left + TILE // 2, top + TILE // 2
-                draw.text(middle, "unreadable", _MUTED, load_font(12), anchor="mm")
-            else:
-                sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
+            _paste_tile(sheet, draw, tile, left, top)
     return sheet
+
+
+class Captioned(NamedTuple):
+    """A small picture with two lines below it; None for an image that can't be read."""
+
+    tile: Image.Image | None
+    words: str
+    more: str
+
+
+def captioned_sheet(title: str, rows: Sequence[Sequence[Captioned]]) -> Image.Image:
+    """Return rows of small pictures with their captions."""
+    across, down = TILE + 2 * GAP, TILE + CAPTION
+    columns = max((len(row) for row in rows), default=1)
+    width = max(2 * MARGIN + columns * across - 2 * GAP, LEAST_WIDTH)
+    sheet = Image.new("RGB", (width, 2 * MARGIN + HEAD + len(rows) * down), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw_text(draw, (MARGIN, MARGIN), title, _INK, 17, width - 2 * MARGIN)
+    for line, row in enumerate(rows):
+        for column, picture in enumerate(row):
+            left, top = MARGIN + column * across, MARGIN + HEAD + line * down
+            _paste_tile(sheet, draw, picture.tile, left, top)
+            draw_text(draw, (left, top + TILE + 2), picture.words, _INK, 12, TILE)
+            draw_text(draw, (left, top + TILE + 18), picture.more, _MUTED, 11, TILE)
+    return sheet
+
+
+def sheet_path(out: str | os.PathLike[str], force: bool) -> Path:
+    """Return where a contact sheet goes, checked before anything is read."""
+    path = Path(out).expanduser()
+    if path.suffix.lower() != ".png":
+        raise InputError(f"the contact sheet is a PNG, not {path.name!r}: name it {path.stem or 'sheet'}.png")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: no folder {path.parent}")
+    check_output(path, force=force)
+    return path
+
+
+def _paste_tile(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, tile: Image.Image | None, left: int, top: int
+) -> None:
+    """Draw a picture in the middle of its square."""
+    draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), EMPTY)
+    if tile is None:
+        draw.text((left + TILE // 2, top + TILE // 2), "unreadable", _MUTED, load_font(12), anchor="mm")
+    else:
+        sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
 
 
 def column_sheet(panels: np.ndarray, headings: Sequence[str]) -> Image.Image:
