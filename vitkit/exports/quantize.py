@@ -18,13 +18,10 @@ from torch import Tensor, nn
 
 from vitkit.exports.int8 import Int8Conv2d, Int8Layer, Int8Linear
 from vitkit.exports.smoothing import smooth
-from vitkit.models.compact import Block as CompactBlock
+from vitkit.models.float8 import large_layers
 from vitkit.models.layers import Mlp
 from vitkit.models.model import HEAD, Model, first_convolution
-from vitkit.models.vit import Block
 
-PROJECTIONS = ("qkv", "proj", "fc1", "fc2", "linear1", "linear2")
-"Names of the layers of a block that become int8."
 USUAL, OUTLIER = 0.98, 2.0
 "A hidden unit is an outlier if its largest value is more than OUTLIER times that which the share USUAL of units stays below."
 LARGEST_ERROR = 0.05
@@ -67,13 +64,7 @@ def quantize(model: Model, images: Tensor, *, convolutions: bool) -> Remedies:
 
 def find_layers(model: Model, convolutions: bool) -> list[str]:
     """Return the names of the layers in which nearly all multiply-adds are."""
-    blocks = [name for name, module in model.named_modules() if isinstance(module, Block | CompactBlock)]
-    inner = {
-        f"{block}.{part}"
-        for block in blocks
-        for part, layer in model.get_submodule(block).named_modules()
-        if isinstance(layer, nn.Linear) and part.split(".")[-1] in PROJECTIONS
-    }
+    inner = set(large_layers(model))
     if convolutions:
         outside = {first_convolution(model), "patch_embed.proj"}
         found = {name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from vitkit.config import Bounds, check_choice
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, Size, as_size
+from vitkit.models.float8 import Float8Linear, to_float8
 from vitkit.models.precision import DTYPES, Precision, in_words
 from vitkit.models.record import Record
 
@@ -113,8 +114,12 @@ class Model(nn.Module):
         """Return why a model's patches can't be merged; None if they can."""
         return "it has no tokens"
 
-    def set_precision(self, precision: Precision) -> None:
-        """Compute in another precision from now on, except for the head. For inference; float32 can't be restored."""
+    def set_precision(self, precision: Precision, largest: Mapping[str, float] | None = None) -> None:
+        """Compute in another precision from now on, except for the head. For inference; float32 can't be restored.
+
+        largest: for float8, the largest magnitude of the inputs of each of its layers (`vitkit.calibration`). Without, each
+        token is scaled by its own.
+        """
         check_choice("precision", precision, Precision)
         if precision == self.precision:
             return
@@ -122,13 +127,21 @@ class Model(nn.Module):
             raise InputError(
                 f"the model is in {self.precision} already: load it again to compute in {precision}"
             )
+        if precision == "float8":
+            to_float8(self, largest)  # from float32: rounding twice loses more
         self.convert(precision)
         self.precision = precision
 
     def convert(self, precision: Precision) -> None:
         """Store the weights in another precision."""
+        kept = {
+            buffer
+            for layer in self.modules()
+            if isinstance(layer, Float8Linear)
+            for buffer in layer.buffers()
+        }
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-            if tensor.is_floating_point() and not name.startswith(HEAD):
+            if tensor.is_floating_point() and not name.startswith(HEAD) and tensor not in kept:
                 tensor.data = tensor.data.to(DTYPES[precision])
 
     @property

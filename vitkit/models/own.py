@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -98,6 +98,13 @@ class OwnModule(Model):
 
     def convert(self, precision: Precision) -> None:
         """Leave the weights as they are, since a module may keep statistics: autocast chooses what is computed in bfloat16."""
+
+    def set_precision(self, precision: Precision, largest: Mapping[str, float] | None = None) -> None:
+        if precision == "float8":
+            raise InputError(
+                f"float8 is for vitkit's own models, and {self.config.module} is a module of your own"
+            )
+        super().set_precision(precision)
 
     def _computing(self, images: Tensor) -> AbstractContextManager[Any]:
         """Return autocast if the module computes in another precision than its own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -58,7 +60,7 @@ class RuntimeModel(Model):
                 f"--image-size {write_size(image_size)}"
             )
 
-    def set_precision(self, precision: Precision) -> None:
+    def set_precision(self, precision: Precision, largest: Mapping[str, float] | None = None) -> None:
         raise InputError(
             f"{self.folder.path} is an exported graph, whose precision is {self.folder.precision}: export the model again "
             "with --precision"

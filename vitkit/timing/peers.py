@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -137,7 +137,8 @@ def open_onnxruntime(path: Path, way: Way) -> Call:
 def open_openvino(path: Path, way: Way) -> Call:
     if way.precision == "bfloat16" and not has_bfloat16():
         raise InputError("it has no bfloat16 on this processor")
-    return run_graph(OpenVinoSession(path, way.precision, way.threads))
+    precision: Literal["float32", "bfloat16"] = "bfloat16" if way.precision == "bfloat16" else "float32"
+    return run_graph(OpenVinoSession(path, precision, way.threads))
 
 
 def run_graph(session: Session) -> Call:
@@ -159,6 +160,8 @@ def check(library: str, way: Way, train: bool) -> None:
     peer = PEERS[library]
     if find_spec(peer.module) is None:
         raise InputError(f"not installed: pip install {peer.module}")
+    if way.precision == "float8":
+        raise InputError("it has no float8")
     if peer.is_runtime and train:
         raise InputError("it doesn't train")
     if peer.is_runtime and way.device != "cpu":
