@@ -252,6 +252,7 @@ def hybrids() -> st.SearchStrategy[HybridConfig]:
         "image_size": sides(32, 70),
         "patch": st.just(1),
         "backbone_width": st.sampled_from([32, 64]),
+        "stem": st.sampled_from(["7x7", "3x3"]),
         "backbone_units": st.sampled_from([(), (2,), (1, 2), (1, 1, 1), (2, 1, 1, 2)]),
     }
     return st.fixed_dictionaries(VIT_FIELDS | fields).map(allowed).map(lambda chosen: HybridConfig(**chosen))
@@ -265,6 +266,7 @@ def resnets() -> st.SearchStrategy[ResNetConfig]:
         num_classes=st.sampled_from([0, 7]),
         units=st.sampled_from([(1,), (2, 1), (1, 2, 1), (1, 1, 1, 2)]),
         width_factor=st.integers(1, 2),
+        stem=st.sampled_from(["7x7", "3x3"]),
     )
 
 
@@ -381,6 +383,10 @@ def test_activation_memory_of_a_vit_is_exact(config: ViTConfig) -> None:
             image_size=(45, 50), width=8, depth=1, heads=2, mlp_width=8, patch=1, backbone_units=(2, 1)
         ),
         HybridConfig(image_size=(64, 40), width=8, depth=1, heads=2, mlp_width=8, patch=8, backbone_units=()),
+        ResNetConfig(image_size=(15, 20), units=(1, 1), num_classes=3, stem="3x3"),
+        HybridConfig(
+            image_size=(15, 20), width=8, depth=1, heads=2, mlp_width=8, backbone_units=(1,), stem="3x3"
+        ),
     ],
     ids=lambda config: type(config).__name__,
 )

@@ -342,24 +342,31 @@ def _tokenizer(config: CompactConfig) -> Iterator[Operation]:
 
 def _hybrid_backbone(config: HybridConfig) -> Iterator[Section]:
     """The ResNet of a hybrid. SAME padding copies its input."""
-    channels = config.backbone_width
-    halves = _half(config.size)
-    quarters = _half(halves)
-    root = _conv(
-        prod(halves), config.channels, channels, 7, saved=_padded(config.size, 7, 2) * config.channels
-    )
-    pool = _max_pool(prod(quarters) * channels, saved=_padded(halves, 3, 2) * channels)
-    yield Section((root, _group_norm(prod(halves), channels), _relu(prod(halves) * channels), pool))
-    yield from _stages(config.backbone_units, channels, quarters, _unit_after)
+    channels, size = config.backbone_width, config.size
+    if config.stem == "3x3":
+        root = _conv(prod(size), config.channels, channels, 3, saved=_padded(size, 3, 1) * config.channels)
+        relu = Operation("backbone", elementwise=prod(size) * channels)  # whose output the next layer keeps
+        yield Section((root, _group_norm(prod(size), channels), relu))
+    else:
+        halves = _half(size)
+        root = _conv(prod(halves), config.channels, channels, 7, saved=_padded(size, 7, 2) * config.channels)
+        size = _half(halves)
+        pool = _max_pool(prod(size) * channels, saved=_padded(halves, 3, 2) * channels)
+        yield Section((root, _group_norm(prod(halves), channels), _relu(prod(halves) * channels), pool))
+    yield from _stages(config.backbone_units, channels, size, _unit_after)
 
 
 def _resnet(config: ResNetConfig) -> Iterator[Section]:
     channels = 64 * config.width_factor
-    rows, columns = _half(config.size)
-    size = _half((rows, columns))
-    root = _conv(rows * columns, config.channels, channels, 7)
-    pool = _max_pool(prod(size) * channels, saved=(rows + 2) * (columns + 2) * channels)
-    yield Section((root, pool))
+    if config.stem == "3x3":
+        size = config.size
+        yield Section((_conv(prod(size), config.channels, channels, 3),))
+    else:
+        rows, columns = _half(config.size)
+        size = _half((rows, columns))
+        root = _conv(rows * columns, config.channels, channels, 7)
+        pool = _max_pool(prod(size) * channels, saved=(rows + 2) * (columns + 2) * channels)
+        yield Section((root, pool))
     yield from _stages(config.units, channels, size, _unit_before)
     for _ in config.units[1:]:
         size = _half(size)

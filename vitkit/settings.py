@@ -82,6 +82,8 @@ class ModelSettings(TypedDict, total=False):
     "Residual units per stage of the ResNet; an empty list keeps only its stem."
     backbone_width: int
     "Channels of the ResNet's stem."
+    stem: Literal["7x7", "3x3"]
+    "The ResNet's first convolution: 7x7 with stride 2, then max-pooling, or 3x3 with stride 1 and no pooling, for images of about 32 pixels."
     group_norm_epsilon: float
     "Epsilon of every GroupNorm."
     standardization: Literal["std", "variance"]

@@ -47,7 +47,9 @@ MODELS: dict[str, ModelConfig] = {
     "vit-reformer": ViTConfig(**VIT, attention="reformer", attention_chunk=8),
     "hybrid": HybridConfig(**HYBRID, patch=1, backbone_units=(1, 2)),
     "hybrid-stem": HybridConfig(**HYBRID, patch=4, backbone_units=(), standardization="std"),
+    "hybrid-small-stem": HybridConfig(**HYBRID, patch=4, backbone_units=(1,), stem="3x3"),
     "bit": ResNetConfig(image_size=(32, 24), num_classes=5, units=(1, 2)),
+    "bit-small-stem": ResNetConfig(image_size=(32, 24), num_classes=5, units=(1, 1), stem="3x3"),
     "vit-lite": CompactConfig(**COMPACT, tokenizer="patches", kernel=4, pool="token"),
     "cvt": CompactConfig(**COMPACT, tokenizer="patches", kernel=4, positions="sine"),
     "cct": CompactConfig(**COMPACT, convolutions=2),
@@ -294,12 +296,12 @@ def test_wrong_images_are_refused(name: str) -> None:
 def test_evaluation_is_deterministic_and_training_is_not(name: str) -> None:
     config = MODELS[name]
     rates: dict[str, Any] = dict(dropout=0.3, attention_dropout=0.3, stochastic_depth=0.3)
-    if name == "bit":
+    if isinstance(MODELS[name], ResNetConfig):
         rates = {}
     model, images = make(dataclasses.replace(config, **rates)), images_for(config)
     assert torch.equal(model(images), model(images))
     model.train()
-    assert torch.equal(model(images), model(images)) == (name == "bit")
+    assert torch.equal(model(images), model(images)) == isinstance(MODELS[name], ResNetConfig)
 
 
 @every_model
@@ -323,7 +325,9 @@ def test_bfloat16_and_copies(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_activation_checkpointing_changes_no_number(name: str, dtype: torch.dtype) -> None:
     rates: dict[str, Any] = dict(dropout=0.2, attention_dropout=0.2, stochastic_depth=0.4)
-    config = MODELS[name] if name == "bit" else dataclasses.replace(MODELS[name], **rates)
+    config = (
+        MODELS[name] if isinstance(MODELS[name], ResNetConfig) else dataclasses.replace(MODELS[name], **rates)
+    )
     model, images = make(config).train(), images_for(config)
     forward = functools.partial(run_in, dtype, model)
     calls: Counter[str] = Counter()
@@ -477,6 +481,7 @@ CHANGES: dict[type[ModelConfig], tuple[dict[str, Any], dict[str, Change]]] = {
             "patch": Change("parameters", (4,)),
             "backbone_units": Change("parameters", ((1, 1), ())),
             "backbone_width": Change("parameters", (64,)),
+            "stem": Change("parameters", ("3x3",)),
         },
     ),
     ResNetConfig: (
@@ -486,6 +491,7 @@ CHANGES: dict[type[ModelConfig], tuple[dict[str, Any], dict[str, Change]]] = {
             **NORMALIZATION,
             "units": Change("parameters", ((2,), (1, 1))),
             "width_factor": Change("parameters", (2,)),
+            "stem": Change("parameters", ("3x3",)),
             "head_bias": Change("initial", (-10.0,)),
         },
     ),

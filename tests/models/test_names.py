@@ -285,6 +285,7 @@ def test_a_shape_keeps_its_name_whatever_its_input_and_head(
         (model_config("R50+B/16", backbone_width=32), None),
         (model_config("R50+B/16", backbone_units=(1,)), None),
         (model_config("BiT-R50x1", units=(1, 1)), None),
+        (model_config("BiT-R50x1", stem="3x3"), None),
         (model_config("CCT-7/3x1", kernel=5), None),
         (model_config("CVT-7/4", pool="token"), "ViT-Lite-7/4"),
     ],

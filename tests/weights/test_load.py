@@ -20,7 +20,7 @@ from vitkit.errors import InputError
 from vitkit.models.configs import Preprocessing
 from vitkit.models.names import default_preprocessing
 from vitkit.models.positions import resample_table
-from vitkit.weights import google, huggingface, torchvision
+from vitkit.weights import google, huggingface, timm, torchvision
 from vitkit.weights.convert import convert, save
 from vitkit.weights.files import read_tensors, write_npz
 from vitkit.weights.folder import Origin, preprocessing_in_words
@@ -672,6 +672,20 @@ def test_a_mean_behind_a_class_token_is_told_by_its_norm(tmp_path: Path) -> None
     save_file(model.state_dict(), tmp_path / "mae.safetensors")
     config = load_model(f"mu/16@{tmp_path}/mae.safetensors").model.config
     assert (config.pool, config.final_norm, config.class_token) == ("mean", "pooled", True)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("BiT-R50x1", {"units": (1,)}), ("R+Ti/16", {})],
+)
+def test_a_small_stem_is_told_by_its_kernel(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    expected = tiny(name, stem="3x3", **settings)
+    save_file(expected.model.state_dict(), tmp_path / "weights.safetensors")
+    loaded = load_model(tmp_path / "weights.safetensors", image_size=32)
+    assert loaded.model.config.stem == "3x3"  # type: ignore[attr-defined]
+    assert_weights(loaded, expected)
+    for layout in (google, huggingface, timm):
+        assert "no 3x3 stem" in str(layout.unsupported(loaded.model.config))
 
 
 def test_a_compact_name_fixes_its_pool(tmp_path: Path) -> None:

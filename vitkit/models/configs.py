@@ -15,6 +15,7 @@ Gelu = Literal["tanh", "erf"]
 Resample = Literal["bilinear_corners", "bicubic", "bicubic_plain", "bilinear"]
 Standardization = Literal["std", "variance"]
 Interpolation = Literal["bilinear", "bicubic"]
+Stem = Literal["7x7", "3x3"]
 Size = int | tuple[int, int]
 # A config may come from an untrusted file. These bounds are checked before any loop or allocation of that size.
 Layers = Annotated[int, Bounds(at_least=1, at_most=1000)]
@@ -296,6 +297,8 @@ class HybridConfig(ViTConfig):
     "Residual units per stage of the ResNet; an empty list keeps only its stem."
     backbone_width: Width = 64
     "Channels of the ResNet's stem."
+    stem: Stem = "7x7"
+    "The ResNet's first convolution: 7x7 with stride 2, then max-pooling, or 3x3 with stride 1 and no pooling, for images of about 32 pixels."
     group_norm_epsilon: Positive = 1e-5
     "Epsilon of every GroupNorm."
     standardization: Standardization = "variance"
@@ -313,8 +316,8 @@ class HybridConfig(ViTConfig):
 
     @property
     def backbone_stride(self) -> int:
-        """Pixels per cell of the feature map: 4 after the stem, doubled by every stage after the first."""
-        return 4 * 2 ** max(0, len(self.backbone_units) - 1)
+        """Pixels per cell of the feature map: 4 after the stem (1 if it is 3x3), doubled by every stage after the first."""
+        return (4 if self.stem == "7x7" else 1) * 2 ** max(0, len(self.backbone_units) - 1)
 
     @property
     def stride(self) -> int:
@@ -345,6 +348,8 @@ class ResNetConfig(ModelConfig):
     "Residual units per stage."
     width_factor: Layers = 1
     "Multiplies every channel count."
+    stem: Stem = "7x7"
+    "The first convolution: 7x7 with stride 2, then max-pooling, or 3x3 with stride 1 and no pooling, for images of about 32 pixels."
     head_bias: float = 0.0
     "Initial bias of the (zero-initialised) head."
     group_norm_epsilon: Positive = 1e-5

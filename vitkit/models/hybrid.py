@@ -12,15 +12,19 @@ from vitkit.models.vit import Embedding, VisionTransformer
 
 
 class Stem(nn.Module):
-    """7x7 convolution and max-pool; divides height and width by 4."""
+    """7x7 convolution and max-pool, which divide height and width by 4; or a 3x3 convolution, which keeps them."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
-        self.conv = StandardizedConv2d(config.channels, config.backbone_width, 7, 2, config=config)
+        self.is_small = config.stem == "3x3"
+        kernel, stride = (3, 1) if self.is_small else (7, 2)
+        self.conv = StandardizedConv2d(config.channels, config.backbone_width, kernel, stride, config=config)
         self.norm = group_norm(config, config.backbone_width)
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.norm(self.conv(images)))
+        if self.is_small:
+            return x
         return F.max_pool2d(pad_same(x, 3, 2, value=-torch.inf), 3, 2)
 
 

@@ -23,7 +23,7 @@ Fields = dict[str, object]
 "Some of a config's fields by name."
 SHAPE = (
     *("patch", "width", "depth", "heads", "mlp_width", "backbone_units", "backbone_width", "units"),
-    *("width_factor", "tokenizer", "kernel", "convolutions"),
+    *("stem", "width_factor", "tokenizer", "kernel", "convolutions"),
 )
 "Settings that a model's name fixes. Weights loaded under that name must match them."
 # size: width, depth, MLP width, heads, timm's word.

@@ -16,13 +16,19 @@ from vitkit.models.record import Record
 
 
 class Stem(nn.Module):
-    """7x7 convolution and max-pool, symmetrically padded."""
+    """7x7 convolution and max-pool, symmetrically padded; or a 3x3 convolution, which keeps height and width."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
-        self.conv = StandardizedConv2d(config.channels, 64 * config.width_factor, 7, 2, config=config)
+        self.is_small = config.stem == "3x3"
+        kernel, stride = (3, 1) if self.is_small else (7, 2)
+        self.conv = StandardizedConv2d(
+            config.channels, 64 * config.width_factor, kernel, stride, config=config
+        )
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.is_small:
+            return self.conv(images)
         # Pad with zeros, as BiT's code does. max_pool2d pads with minus infinity, which keeps negative values at the border.
         return F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, 2)
 
@@ -120,10 +126,11 @@ class ResNet(Model):
         return self.pool_features(self.forward_features(images))  # (batch, features)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        x = self.stem(self.check_images(images))  # (batch, 64 * width_factor, height / 4, width / 4)
+        # (batch, 64 * width_factor, height / 4, width / 4), or of all pixels after a 3x3 stem
+        x = self.stem(self.check_images(images))
         for stage in self.stages:
             x = stage(x, self.activation_checkpointing and torch.is_grad_enabled())
-        return F.relu(self.norm(x))  # (batch, features, height / 32, width / 32)
+        return F.relu(self.norm(x))  # (batch, features, rows, columns)
 
     def pool_features(self, x: Tensor, record: Record | None = None) -> Tensor:
         return x.mean(dim=(2, 3))

@@ -200,6 +200,8 @@ def write(config: ModelConfig, ours: Tensors) -> Tensors:
 
 def unsupported(config: ModelConfig) -> str | None:
     """Return the reason why Google's files can't store this model, or None."""
+    if isinstance(config, (HybridConfig, ResNetConfig)) and config.stem != "7x7":
+        return f"its ResNets have no {config.stem} stem"
     if isinstance(config, ResNetConfig):
         return None
     if not isinstance(config, ViTConfig):

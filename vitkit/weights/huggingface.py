@@ -134,6 +134,8 @@ def write(config: ModelConfig, ours: Tensors) -> Tensors:
 
 def unsupported(config: ModelConfig) -> str | None:
     """Return the reason why transformers' native models can't store this one, or None."""
+    if isinstance(config, (HybridConfig, ResNetConfig)) and config.stem != "7x7":
+        return f"its ResNets have no {config.stem} stem"
     if isinstance(config, ResNetConfig):
         return None
     if not isinstance(config, ViTConfig) or isinstance(config, HybridConfig):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from vitkit.config import convert, from_dict
 from vitkit.errors import InputError
@@ -153,7 +153,17 @@ def _backbone(tensors: Tensors) -> Settings:
         stem, units = tensors[f"{prefix}stem.conv.weight"], _units(tensors, f"{prefix}stages.")
     else:
         return {}
-    return {"backbone_units": units, "backbone_width": stem.shape[0], "channels": stem.shape[1]}
+    return {
+        "backbone_units": units,
+        "backbone_width": stem.shape[0],
+        "channels": stem.shape[1],
+        "stem": _stem(stem.shape),
+    }
+
+
+def _stem(kernel: Sequence[int]) -> str:
+    """Return which stem a ResNet has whose first kernel has this shape."""
+    return "x".join(map(str, kernel[2:]))
 
 
 def _resnet(tensors: Tensors, settings: Settings, hints: Sizes) -> ModelConfig:
@@ -164,6 +174,7 @@ def _resnet(tensors: Tensors, settings: Settings, hints: Sizes) -> ModelConfig:
         "units": _units(tensors, "stages."),
         "width_factor": stem.shape[0] // 64,
         "channels": stem.shape[1],
+        "stem": _stem(stem.shape),
         "num_classes": _classes(tensors, "head.fc.weight"),
         "image_size": hints[0] if hints else (224, 224),
     }

@@ -121,6 +121,8 @@ def write(config: ModelConfig, ours: Tensors) -> Tensors:
 
 def unsupported(config: ModelConfig) -> str | None:
     """Return the reason why timm doesn't have this model, or None."""
+    if isinstance(config, (HybridConfig, ResNetConfig)) and config.stem != "7x7":
+        return f"its ResNets have no {config.stem} stem"
     if isinstance(config, (HybridConfig, ResNetConfig)) and _registered(config) is None:
         return "it doesn't list this size"
     if isinstance(config, ResNetConfig):
