@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.run import evaluate as evaluate
     from vitkit.evaluation.search import find_duplicates as find_duplicates
     from vitkit.evaluation.search import search as search
+    from vitkit.evaluation.verify import verify as verify
     from vitkit.exports.run import export as export
     from vitkit.models.create import create_model as create_model
     from vitkit.models.names import list_models as list_models
@@ -68,6 +69,7 @@ PUBLIC = {
     "search": "vitkit.evaluation.search",
     "serve": "vitkit.serving.run",
     "train": "vitkit.training.run",
+    "verify": "vitkit.evaluation.verify",
     "vtab": "vitkit.transfer.vtab.run",
     "wrap": "vitkit.predictor",
 }
@@ -102,6 +104,7 @@ __all__ = [
     "search",
     "serve",
     "train",
+    "verify",
     "vtab",
     "wrap",
 ]

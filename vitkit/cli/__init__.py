@@ -36,6 +36,7 @@ from vitkit.cli.search import search
 from vitkit.cli.serve import serve
 from vitkit.cli.study import STUDY
 from vitkit.cli.train import recipes, train
+from vitkit.cli.verify import verify
 from vitkit.cli.vtab import vtab
 from vitkit.errors import InputError, did_you_mean
 from vitkit.notes import visible
@@ -48,6 +49,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "eval": eval,
     "embed": embed,
     "search": search,
+    "verify": verify,
     "inspect": inspect,
     "train": train,
     "fewshot": fewshot,

@@ -100,7 +100,7 @@ def list_splits(data: str | os.PathLike[str] | DataSpec) -> list[str]:
     spec = as_spec(data).whole
     if spec.source.startswith(TORCH):
         return []
-    if stated := _stated_splits(spec):
+    if stated := stated_splits(spec):
         return stated
     if is_url(spec.source):  # to make them, all of it would be read: an error when one is opened
         return list(MADE)
@@ -108,7 +108,7 @@ def list_splits(data: str | os.PathLike[str] | DataSpec) -> list[str]:
     return [split for split, mask in made_splits(source).items() if mask.any()]
 
 
-def _stated_splits(spec: DataSpec) -> list[str]:
+def stated_splits(spec: DataSpec) -> list[str]:
     """Return the splits that the names of files, folders or tables say; none where they are made."""
     if spec.source.startswith(HUB):
         from vitkit.data.sources.hub import list_hub_splits
