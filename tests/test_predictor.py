@@ -203,7 +203,7 @@ def test_few_classes_and_no_head(files: list[Path]) -> None:
     assert len(two.predict(files[0])[0]) == 2
     headless = Predictor(tiny(0), PREPROCESSING, (), name="headless")
     with pytest.raises(
-        InputError, match="^headless has no classification head: `vit finetune MODEL DATA` gives"
+        InputError, match="^headless has no classification head: `vit finetune MODEL DATA` adds"
     ):
         headless.predict(files[0])
     assert headless.embed(files[:2]).shape == (2, 32)

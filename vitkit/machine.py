@@ -28,6 +28,6 @@ def busy_note() -> str | None:
     if load < cores / 2:
         return None
     return (
-        f"this machine is busy (load {load:.1f} on {cores} cores): PyTorch's threads wait for each other then, up to a second "
-        "a pass, and ratios to other runtimes don't hold"
+        f"this machine is busy (load {load:.1f} on {cores} cores): then PyTorch's threads wait for each other, up to a second "
+        "per pass, and ratios to other runtimes don't hold"
     )

@@ -211,8 +211,8 @@ class Predictor:
         Bounds(at_least=1).check("top", top)
         if not self.class_names:
             raise InputError(
-                f"{self.name} has no classification head: `vit finetune MODEL DATA` gives it one; its features are "
-                "what embed() gives in Python"
+                f"{self.name} has no classification head: `vit finetune MODEL DATA` adds one; in Python, "
+                "embed() returns its features"
             )
         for row in self._outputs(self.logits, images, batch_size):
             yield row if isinstance(row, InputError) else self.likeliest(row, top)
@@ -277,13 +277,13 @@ def load(
     precision: Precision | None = None,
     merge: int | None = None,
 ) -> Predictor:
-    """Return a model with its preprocessing and class names; `names` is a list, or a file of lines.
+    """Return a model with its preprocessing and class names; `names` is a list, or a file with one name per line.
 
-    A model that is loaded already is returned as it is, and a model of `create_model` is wrapped, so that whatever takes
-    a MODEL string takes them as well.
-    module: a module of your own, built as it was when the folder was saved; it gets the weights.
-    precision: of the computation, float32 unless given. merge: how many patches each layer merges (ToMe). Both are for
-    inference: a model loaded with them is not trained, exported or saved.
+    A loaded model is returned as it is, and a model from `create_model` is wrapped. So every function that takes a MODEL
+    string also takes these.
+    module: a module of your own, built like the one that was saved; it gets the folder's weights.
+    precision: what the model computes in, by default float32. merge: how many patches each layer merges (ToMe). Both are
+    for inference: a model loaded with them can't be trained, exported or saved.
     """
     if isinstance(spec, nn.Module):
         spec = wrap(spec)
@@ -305,11 +305,11 @@ def load(
         if changed := [name for name, value in computed.items() if value is not None]:
             calls = " and ".join(f"model.set_{name}({computed[name]!r})" for name in changed)
             raise InputError(
-                f"{spec.name} is loaded already: give {' and '.join(changed)} to vitkit.load, or call {calls}"
+                f"{spec.name} is already loaded: give {' and '.join(changed)} to vitkit.load, or call {calls}"
             )
         if late := [name for name, value in settings.items() if value is not None]:
             first = "vitkit.wrap" if spec.spec.startswith(OWN) else "vitkit.load"
-            raise InputError(f"{spec.name} is loaded already: give {', '.join(late)} to {first}")
+            raise InputError(f"{spec.name} is already loaded: give {', '.join(late)} to {first}")
         return spec
     given = None if names is None else read_names(names)
     if (exported := exported_path(spec)) is not None:
@@ -406,14 +406,15 @@ def wrap(
     multi_label: bool = False,
     name: str | None = None,
 ) -> Predictor:
-    """Return a module of your own as every function takes a model: to train, fine-tune, evaluate, probe or save it.
+    """Return a module of your own as a MODEL, which every function takes: to train, fine-tune, evaluate, probe or save it.
 
-    The module's `forward(images)` returns logits (batch, classes). With a method `features(images)` that returns (batch,
-    width), it can get a new head, and frozen features can be measured. It stays on its device; nothing is copied.
-    image_size: height and width that it takes, or one number; a model of `create_model` says it itself.
-    class_names: a list, or a file of lines. Without them, training takes as many classes as there are logits.
-    mean, std: ImageNet's unless given. crop_fraction: share of the resized image that a centre crop keeps; without it the
-    whole image is squashed.
+    The module's `forward(images)` returns logits (batch, classes). If it has a method `features(images)` that returns
+    (batch, width), it can get a new head, and its frozen features can be measured. It stays on its device; nothing is
+    copied.
+    image_size: height and width that it takes, or one number; not needed for a model of `create_model`.
+    class_names: a list, or a file with one name per line. Without them, training takes as many classes as there are logits.
+    mean, std: by default ImageNet's. crop_fraction: share of the resized image that a centre crop keeps; without it the
+    whole image is resized.
     name: what runs and results call it, as 'module:NAME'; by default its class and a hash of its shapes.
     """
     if not isinstance(module, nn.Module):
@@ -469,10 +470,10 @@ def predict(
     merge: int | None = None,
     progress: bool | Progress | None = True,
 ) -> PredictedImages:
-    """Return the likeliest classes of image files and of folders of them.
+    """Return the likeliest classes of images, given as files and folders.
 
-    precision, merge: of the computation, as in `load`.
-    progress: False shows none; a function is told how many images are done, and of how many.
+    precision, merge: as for `load`.
+    progress: False shows none; a function is called with the number of images done, and with their total.
     """
     files = find_images(images)
     predictor = load(
@@ -518,7 +519,7 @@ def choose_device(device: str, model: AnyModel | None = None) -> torch.device:
     if device not in available:
         raise InputError(f"unknown device {device!r}; expected auto, cpu, cuda or mps")
     if not available[device]:
-        raise InputError(f"device {device!r} is not available here; `auto` takes what there is")
+        raise InputError(f"device {device!r} is not available here; `auto` uses what is available")
     return torch.device(device)
 
 

@@ -198,7 +198,7 @@ def test_full_output_is_one_line(arguments: str, unbuffered: str) -> None:
 @pytest.mark.parametrize(
     ("redirection", "expected"),
     [
-        (">&-", (2, "", "error: standard output is closed, so that no result can be printed\n")),
+        (">&-", (2, "", "error: standard output is closed, so no result can be printed\n")),
         ("2>&-", (0, f"vitkit {vitkit.__version__}\n", "")),
         (">&- 2>&-", (2, "", "")),
     ],

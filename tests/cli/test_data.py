@@ -76,7 +76,7 @@ def test_copies_are_told(vit: Vit, photos: Path) -> None:
     assert answer.status == 0
     said = answer.out.splitlines()
     assert "images of test that are also in train: 7" in said
-    assert "images of train that repeat another of it: 1" in said
+    assert "images of train that repeat another one there: 1" in said
     assert "pictures that are in several classes: 1" in said
     assert "  ./photos/train/cat/1.png = ./photos/train/cat/twice.png = ./photos/test/cat/c1.png" in said
     assert said[-1] == "  and 2 more; --verbose names all"
@@ -139,12 +139,12 @@ def test_json_is_what_python_returns(vit: Vit, photos: Path) -> None:
 
 def test_against_another_set(vit: Vit, photos: Path) -> None:
     answer = vit("data", "./photos:train", "--against", "./photos")
-    assert "images of ./photos:test that are here: 0 of 4" in answer.out.splitlines()
+    assert "images of ./photos:test that are also here: 0 of 4" in answer.out.splitlines()
     assert "./photos: using split 'test' (also: train)" in answer.err.splitlines()
     shutil.copy(photos / "train/cat/1.png", photos / "test/cat/leak.png")
     said = vit("data", "./photos:train", "--against", "./photos").out.splitlines()
     assert said[-2:] == [
-        "images of ./photos:test that are here: 1 of 5",
+        "images of ./photos:test that are also here: 1 of 5",
         "  ./photos/test/cat/leak.png = ./photos/train/cat/1.png",
     ]
 

@@ -164,7 +164,7 @@ def test_names_and_settings_reach_the_model(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--json", "--csv"], "--json and --csv exclude each other"),
+        (["--json", "--csv"], "--json and --csv both print the result"),
         (["--top", "0"], "--top"),
         (["--top", "-2"], "--top"),
         (["--batch-size", "0"], "--batch-size"),

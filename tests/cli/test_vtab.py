@@ -118,7 +118,7 @@ def test_force_keeps_the_model_that_it_starts_from(vit: Vit, tmp_path: Path) -> 
     vitkit.save(vitkit.create_model("Ti/16", depth=1, num_classes=3), "runs/v1/count/model")
     answer = vit("vtab", "runs/v1/count/model", "shapes", "--tasks", "x", "--run", "v1", "--force")
     assert (answer.status, answer.out) == (2, "")
-    assert "which this run reads, where it would write: choose another --run" in answer.err
+    assert "which this run reads and would overwrite: choose another --run" in answer.err
     assert (tmp_path / "runs" / "v1" / "count" / "model" / "config.json").is_file()
 
 

@@ -144,10 +144,10 @@ def test_mix_switches_per_step() -> None:
 
 def test_bad_groups() -> None:
     images, targets = a_batch()
-    whole = "groups have 2 images or more, and a batch holds whole groups"
-    with pytest.raises(InputError, match=f"mixing 16 images from position 0 on in groups of 5: {whole}"):
+    whole = "a batch must hold whole groups, of 2 images or more"
+    with pytest.raises(InputError, match=f"can't mix 16 images from position 0 in groups of 5: {whole}"):
         mixing.mixup(images, targets, a_draw(16), 0.2, 5)
-    with pytest.raises(InputError, match="from position 4 on in groups of 8"):
+    with pytest.raises(InputError, match="from position 4 in groups of 8"):
         mixing.cutmix(images, targets, a_draw(16, 4), 0.2, 8)
     with pytest.raises(InputError, match="groups of 1"):
         mixing.mixup(images, targets, a_draw(16), 0.2, 1)

@@ -202,7 +202,7 @@ def test_the_sweep_reports_the_best_and_says_how() -> None:
     assert [entry.l2 for entry in row.sweep] == list(SWEEP)
     best = max(entry.accuracy for entry in row.sweep)
     assert row.accuracy == pytest.approx(best)
-    assert any("chosen on the images measured on" in note for note in result.notes)
+    assert any("chosen on the evaluation images" in note for note in result.notes)
     fixed = fewshot("mu/16", "digits", shots=(3,), seeds=2, l2=row.l2, image_size=32, device="cpu")
     assert fixed.results[0].accuracies == pytest.approx(row.accuracies, abs=1.1 / 382)
     alone = fewshot("mu/16", "digits", shots=(3,), seeds=1, image_size=32, device="cpu")
@@ -259,7 +259,7 @@ def test_the_protocols_own_preprocessing(tmp_path: Path) -> None:
     model = Predictor(network, Preprocessing(224, crop_fraction=0.9, mean=(0.4,) * 3, std=(0.2,) * 3), ())
     options: dict[str, Any] = dict(shots=(4,), seeds=1, l2=1.0, evaluate=f"{tmp_path}/test:all")
     found = fewshot(model, f"{tmp_path}/train:all", preprocessing="protocol", **options)
-    assert found.protocol.endswith("images squashed to 256x256, central 224x224, values from -1 to 1")
+    assert found.protocol.endswith("images resized to 256x256, central 224x224, values from -1 to 1")
 
     def by_hand(path: Path) -> np.ndarray:
         with Image.open(path) as image:

@@ -159,7 +159,7 @@ def test_a_loaded_model_and_an_open_source(model: str, photos: str) -> None:
     assert objects.weights_sha256 is None
     assert replace(objects, weights_sha256=strings.weights_sha256) == strings
     assert message(predictor, source, image_size=16).endswith(
-        "is loaded already: give image_size to vitkit.load"
+        "is already loaded: give image_size to vitkit.load"
     )
 
 
@@ -280,7 +280,7 @@ def test_real_labels(tmp_path: Path) -> None:
     )
     other = save(tmp_path / "other")
     assert message(other, str(flat), real=real) == (
-        f"ReaL's labels are ImageNet's 1,000 classes, and the 7 classes of {other} are others"
+        f"ReaL's labels are ImageNet's 1,000 classes; the 7 classes of {other} are not these"
     )
 
 
@@ -347,7 +347,7 @@ def test_a_model_and_a_source_measured_directly(model: str, photos: str) -> None
     assert not measured.is_right[wrong].any() and (np.diff(confidence[wrong]) <= 0).all()
     assert confidence[wrong[0]] == confidence[~measured.is_right].max()
     with pytest.raises(
-        InputError, match="the head has 7 classes, .* 3: open the data with the head's classes"
+        InputError, match="the head has 7 classes and .* has 3: open the data with the head's classes"
     ):
         measure(predictor.model, vitkit.open_data(f"{photos}:all"), predictor.preprocessing)
 

@@ -69,7 +69,7 @@ def test_a_module_of_your_own(tmp_path: Path) -> None:
     loaded = vitkit.load(tmp_path / "out")
     image = np.zeros((16, 16, 3), np.uint8)
     assert {row.name for row in loaded.predict(image)[0]} == {"a", "b", "c"}
-    with pytest.raises(vitkit.InputError, match="gives logits alone"):
+    with pytest.raises(vitkit.InputError, match="gives only logits"):
         loaded.embed(image)
 
 

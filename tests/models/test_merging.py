@@ -216,5 +216,5 @@ def test_bad_numbers_and_training_are_refused() -> None:
     with pytest.raises(InputError, match="merge must be at least 0, not -1"):
         model.set_merge(-1)
     model.set_merge(2)
-    with pytest.raises(InputError, match="patches are merged in inference alone: call"):
+    with pytest.raises(InputError, match="patches are merged only in inference: call"):
         model.train()(images_for(model.config))

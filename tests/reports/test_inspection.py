@@ -549,7 +549,7 @@ def test_open_data_is_inspected_as_it_is(tmp_path: Path, photos: Path) -> None:
 
 def test_settings_of_loading_are_refused_for_a_loaded_model(tmp_path: Path) -> None:
     model = load(save(tmp_path / "model", "token"), device="cpu")
-    with pytest.raises(InputError, match="is loaded already: give image_size to vitkit.load"):
+    with pytest.raises(InputError, match="is already loaded: give image_size to vitkit.load"):
         inspect_model(model, out=tmp_path / "out", image_size=16)
 
 

@@ -520,7 +520,7 @@ def test_force_keeps_what_the_run_reads(tmp_path: Path, kept: str) -> None:
     (path / "linked").symlink_to(tmp_path / "far")
     (tmp_path / "far" / "config.json").symlink_to(path / "model" / "config.json")
     before = files(path)
-    with pytest.raises(InputError, match="which this run reads, where it would write: choose another --run"):
+    with pytest.raises(InputError, match="which this run reads and would overwrite: choose another --run"):
         force(path, keeps=[path / kept])
     assert files(path) == before
 

@@ -101,7 +101,7 @@ def test_a_model_without_a_head_embeds() -> None:
 
 
 def test_a_bound_below_one_image_is_refused_at_start(predictor: Predictor) -> None:
-    with pytest.raises(InputError, match=r"so that a bound of 0.001 ms can't be kept: give at least \d+ms"):
+    with pytest.raises(InputError, match=r"so a bound of 0.001 ms can't be kept: give at least \d+ms"):
         Engine(predictor, latency=0.000001)
 
 

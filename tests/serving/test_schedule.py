@@ -156,7 +156,7 @@ def test_a_refusal_changes_nothing() -> None:
 
 def test_a_bound_below_the_time_of_one_image_is_refused() -> None:
     with pytest.raises(
-        InputError, match="one image takes 10 ms, so that a bound of 5 ms can't be kept: give at least 11ms"
+        InputError, match="one image takes 10 ms, so a bound of 5 ms can't be kept: give at least 11ms"
     ):
         make(latency=0.005)
 

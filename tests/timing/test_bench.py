@@ -256,8 +256,8 @@ def test_names_are_short_where_they_are_unique() -> None:
             "precision 'int8' is for exported folders, on the CPU: run vit export MODEL --to openvino",
         ),
         (["--merge", "0"], "merge must be at least 1, not 0"),
-        (["--merge", "2", "--train"], "patches are merged in inference alone: leave out merge or train"),
-        (["--json", "--csv"], "--csv and --json both print the result: give one of them"),
+        (["--merge", "2", "--train"], "patches are merged only in inference: leave out merge or train"),
+        (["--json", "--csv"], "--json and --csv both print the result: give one of them"),
         (["--train", "--data", "digits"], "accuracy is measured in inference: leave out data or train"),
     ],
 )
@@ -271,7 +271,7 @@ def test_bad_input(vit: Callable[..., Answer], flags: list[str], message: str) -
 def test_no_gpu(vit: Callable[..., Answer]) -> None:
     answer = vit("bench", "mu/16", "--device", "cuda")
     assert (answer.status, answer.out) == (2, "")
-    assert answer.err == "error: device 'cuda' is not available here; `auto` takes what there is\n"
+    assert answer.err == "error: device 'cuda' is not available here; `auto` uses what is available\n"
 
 
 def test_precisions_of_devices() -> None:

@@ -254,7 +254,7 @@ def test_force_begins_anew_but_not_in_a_run_at_work(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         tiny_runs.run_tiny(run, "data.train=./nowhere", force=True)
     for start in (run, f"{run}@last", run / "model"):
-        with pytest.raises(InputError, match="run holds .*, which this run reads, where it would write"):
+        with pytest.raises(InputError, match="run holds .*, which this run reads and would overwrite"):
             tiny_runs.run_tiny(run, f"model={{name: {start}}}", force=True)
     assert tiny_runs.model_files(run) == before  # a run that can't begin doesn't remove the one that is there
     assert read_record(run)["status"] == "done"
@@ -335,7 +335,7 @@ def test_a_run_resumes_without_a_removed_image_when_that_is_accepted(tmp_path: P
         "that are there now, --force (force=True) starts over"
     )
     with pytest.raises(
-        InputError, match="^--accept is 'dta'; expected data: images that were added or removed$"
+        InputError, match="^--accept is 'dta'; expected data, which accepts added and removed images$"
     ):
         tiny_runs.run_tiny(run, *changes, accept="dta")
     again = tiny_runs.Listener({8: lambda: signal.raise_signal(signal.SIGTERM)})
@@ -436,8 +436,8 @@ def test_what_is_other_than_before_is_said(tmp_path: Path, monkeypatch: pytest.M
     train_config(config, run, inputs=Inputs(learned, source), device="cpu", listener=listener)
     assert [line.partition(":")[0] for line in tiny_runs.warnings(listener)] == [
         "resumed with 3 CPU threads, started with 1 CPU thread",
-        "the training data has changed since the run started, in its labels, or in its files or their times",
-        "the evaluation data has changed since the run started, in its labels, or in its files or their times",
+        "the labels or files of the training data have changed since the run started, or the files' times",
+        "the labels or files of the evaluation data have changed since the run started, or the files' times",
     ]
     again = tiny_runs.Listener()
     tiny_runs.run_tiny(run, listener=again)  # it is done

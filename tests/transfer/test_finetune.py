@@ -208,8 +208,8 @@ def test_the_table_says_what_a_temperature_did(
     found = tuned.calibration
     assert found is not None
     assert (
-        f"{found.error_after:.2%}, {found.error_before:.2%} before the head was divided by a temperature of "
-        f"{found.temperature:.3g}"
+        f"{found.error_after:.2%} ({found.error_before:.2%} before the head was divided by a temperature of "
+        f"{found.temperature:.3g})"
     ) in capsys.readouterr().out
 
 
@@ -493,7 +493,7 @@ def test_a_sweep_ranks_what_it_keeps() -> None:
     assert choose_rate(rows[:2], Noting(said)) == 0.3
     assert "2 learning rates did equally well" in said[0] and "at the end of the grid" in said[1]
     choose_rate([replace(row, kept=HEAD_ALONE) for row in rows], Noting(said))
-    assert said[2] == "the head alone did best on the dev split, which no learning rate changes"
+    assert said[2] == "the head alone did best on the dev split, whatever the learning rate"
 
 
 @pytest.mark.usefixtures("tuned")
@@ -501,9 +501,7 @@ def test_force_deletes_nothing_before_the_new_run_is_possible(model: str) -> Non
     with pytest.raises(InputError, match="trian"):
         finetune(model, "digits:trian", PAPER, run="run", device="cpu", force=True)
     for start in ("runs/run/model", "runs/run", "runs/run@last", "Ti/16@runs/run/model"):
-        with pytest.raises(
-            InputError, match="^runs/run holds .*, which this run reads, where it would write"
-        ):
+        with pytest.raises(InputError, match="^runs/run holds .*, which this run reads and would overwrite"):
             finetune(start, DATA, PAPER, run="run", device="cpu", force=True)
     assert Path("runs/run/model/config.json").is_file()
     with pytest.raises(InputError, match="--run is empty"):
@@ -652,7 +650,7 @@ def test_force_keeps_photos_that_lie_in_the_run(model: str, tmp_path: Path) -> N
     assert result.status == "done"
     assert len(list((tmp_path / "ft" / "photos").rglob("*.png"))) == 16
     write_photos(tmp_path / "ft" / "evaluation" / "mine", ("train", "test"))
-    with pytest.raises(InputError, match="which this run reads, where it would write: choose another --run"):
+    with pytest.raises(InputError, match="which this run reads and would overwrite: choose another --run"):
         finetune(model, "./ft/evaluation/mine", PAPER, **options, force=True)
     assert len(list((tmp_path / "ft" / "evaluation" / "mine").rglob("*.png"))) == 16
 

@@ -532,7 +532,7 @@ def test_practice_splits_are_apart() -> None:
         ({"device": "tpu"}, "unknown device 'tpu'; expected auto, cpu, cuda or mps"),
         (
             {"data": "nowhere"},
-            "nowhere is not a folder; expected shapes, or the folder of VTAB's tasks, such as one with "
+            "nowhere is not a folder; expected shapes, or the folder of VTAB's tasks, such as a folder with "
             "cifar/train800val200.txt in it",
         ),
         (

@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed by whoever started the command
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     if sys.stdout is None:
-        note("error: standard output is closed, so that no result can be printed")
+        note("error: standard output is closed, so no result can be printed")
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold what the terminal can't show

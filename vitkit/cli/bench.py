@@ -36,12 +36,16 @@ def bench(
     ] = "auto",
     peers: Annotated[
         bool,
-        typer.Option("--peers", help="Also in timm, transformers, torchvision, ONNX Runtime and OpenVINO."),
+        typer.Option(
+            "--peers", help="Also measure timm, transformers, torchvision, ONNX Runtime and OpenVINO."
+        ),
     ] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="Also compiled by torch.compile.")] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Also measure each model with torch.compile.")
+    ] = False,
     merge: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Also with so many patches merged in each layer, for speed."),
+        typer.Option(metavar="N,N", help="Also measure with this many patches merged in each layer."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="DATA", help="Also measure top-1 accuracy on these images.")
@@ -62,7 +66,7 @@ def bench(
     Candidates take turns in one process, so that ratios hold on a noisy machine.
     """
     if csv and json:
-        raise InputError("--csv and --json both print the result: give one of them")
+        raise InputError("--json and --csv both print the result: give one of them")
     merges = [] if merge is None else parse_integers("--merge", merge)
     sizes, size = parse_integers("--batch-size", batch_size), parse_size(image_size)
 

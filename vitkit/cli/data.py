@@ -102,8 +102,8 @@ def print_report(report: DataReport, verbose: bool = False) -> None:
             ]
             for part in splits
         ],
-        caption="Balance is 1 for classes of one size, 0 for one class alone. Sizes are height x width, "
-        "each of the two by itself.",
+        caption="Balance is 1 if all classes have one size, 0 if there is one class only. Sizes are height x width, "
+        "each on its own.",
         right=["read", "unreadable", "min", "median", "max"],
     )
     for part in splits:
@@ -123,7 +123,7 @@ def print_report(report: DataReport, verbose: bool = False) -> None:
 def print_duplicates(found: Duplicates, verbose: bool) -> None:
     lines = [(f"images of {pair.split} that are also in {pair.other}", pair.images) for pair in found.across]
     lines += [
-        (f"images of {split} that repeat another of it", count) for split, count in found.within.items()
+        (f"images of {split} that repeat another one there", count) for split, count in found.within.items()
     ]
     lines.append(("pictures that are in several classes", found.with_different_classes))
     if not found.groups:
@@ -136,7 +136,7 @@ def print_duplicates(found: Duplicates, verbose: bool) -> None:
 
 
 def print_matches(found: Comparison, verbose: bool) -> None:
-    print_line(f"images of {found.data} that are here: {found.found:,} of {found.read:,}")
+    print_line(f"images of {found.data} that are also here: {found.found:,} of {found.read:,}")
     print_some(found.matches, lambda match: "  " + same([match, *match.found], verbose), verbose)
 
 

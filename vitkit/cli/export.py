@@ -20,19 +20,20 @@ def export(
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder to write.")],
     to: Annotated[Runtime, typer.Option(help="Runtime of the graph.")] = "onnx",
     precision: Annotated[
-        Precision, typer.Option(help="What it computes in; bfloat16 needs openvino.")
+        Precision, typer.Option(help="Precision of the graph; bfloat16 needs openvino.")
     ] = "float32",
     calibrate: Annotated[
         str | None,
         typer.Option(metavar="DATA", help="Images that int8 is calibrated on; labels are not needed."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Labelled images: accuracy before and after.")
+        str | None,
+        typer.Option(metavar="DATA", help="Labelled images to measure accuracy on, before and after."),
     ] = None,
     image_size: ImageSize = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(metavar="loss", help="Write it although it loses more than the tolerance."),
+        typer.Option(metavar="loss", help="Write the graph even if it loses more than the tolerance."),
     ] = None,
     force: Overwrite = False,
     verbose: Verbose = False,
@@ -40,7 +41,7 @@ def export(
 ) -> None:
     """Write a model for ONNX Runtime or OpenVINO: vit export runs/photos --to openvino --out photos-openvino/
 
-    The graph is compared with the model on real images; one that loses too much is not written. The folder works
+    The graph is compared with the model on real images, and is not written if it loses too much. The folder works
     wherever a model does: vit predict photos-openvino/ photo.jpg
     """
     size = parse_size(image_size)

@@ -127,7 +127,7 @@ def calibration_words(result: FinetuneResult) -> str:
     error, found = result.evaluation.calibration_error, result.calibration
     if found is None:
         return f"{error:.2%}, no temperature fitted"
-    return f"{error:.2%}, {found.error_before:.2%} before the head was divided by a temperature of {found.temperature:.3g}"
+    return f"{error:.2%} ({found.error_before:.2%} before the head was divided by a temperature of {found.temperature:.3g})"
 
 
 def _finetune_suite(

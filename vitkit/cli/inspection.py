@@ -60,9 +60,9 @@ def inspect(
 ) -> None:
     """See what a model has learned: vit inspect runs/photos holidays/ --out seen/
 
-    Writes index.html, one page that needs no other file, and its pictures as PNG: filters, similarity of positions,
-    attention distance, and for some photos rollout, gradient rollout, tokens, and every layer and head.
-    Without images, only what needs none is drawn.
+    Writes index.html, one page that needs no other file, and its pictures as PNG: filters, similarity of positions and
+    attention distance; and for some photos rollout, gradient rollout, tokens, and every layer and head.
+    Without images, only the parts that need none are drawn.
     """
     size = parse_size(image_size)
 

@@ -48,11 +48,11 @@ def predict(
 ) -> None:
     """Name the likeliest classes of images: vit predict b16/ photo.jpg holidays/
 
-    Unreadable images are listed with the reason. The exit status is 1 if one of them was named itself, not found in a
-    folder, or if no image can be read.
+    Unreadable images are listed with the reason. The exit status is 1 if you named an unreadable file yourself, not just
+    its folder, or if no image can be read.
     """
     if json and csv:
-        raise InputError("--json and --csv exclude each other: give one")
+        raise InputError("--json and --csv both print the result: give one of them")
     size = parse_size(image_size)
 
     from vitkit.data.images import find_images

@@ -33,9 +33,9 @@ def report(
 ) -> None:
     """Draw curves, results and models of one or several runs: vit report runs/digits
 
-    Writes index.html, one page that needs no other file, and its curves as curves.png: curves, evaluations, the worst
-    mistakes where they were measured, filters and positions of the model.
-    Several runs, or the seeds of a fine-tuning, are drawn together, with what differs in their configs.
+    Writes index.html, one page that needs no other file, and curves.png. The page has curves, evaluations, the worst
+    mistakes if they were measured, and the model's filters and positions.
+    Several runs, or the seeds of a fine-tuning, are drawn together, with the settings that differ.
     """
     from vitkit.reports.runs import report as run
 

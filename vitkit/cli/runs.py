@@ -21,8 +21,8 @@ def runs(
 ) -> None:
     """List runs with status, step, result and time: vit runs
 
-    The last updated comes first. A fine-tuning is one row, with its accuracy on the images that it reports on; vit runs
-    RUN lists its parts. To resume a run, repeat the command that started it.
+    The last updated comes first. A fine-tuning is one row, with the accuracy that it reported; vit runs RUN lists its
+    parts. To resume a run, repeat the command that started it.
     """
     from vitkit.runs import list_runs
 

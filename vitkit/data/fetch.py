@@ -201,7 +201,7 @@ def cached(source: Source, cache: Cache) -> Source:
         if len(shapes := {picture.shape for picture in pictures}) > 1:
             sizes = " and ".join("x".join(map(str, shape[:2])) for shape in sorted(shapes)[:2])
             raise InputError(
-                f"cache=device keeps images of one size, {source.name} has {sizes}: use cache=ram, or resize them"
+                f"cache=device needs images of one size, but {source.name} has {sizes}: use cache=ram, or resize them"
             )
         if pictures:
             decoded.images = np.zeros((len(decoded), *pictures[0].shape), np.uint8)

@@ -280,7 +280,7 @@ def prepare(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
             images = [image.convert("L") if channels == 1 else image]
         else:
             raise InputError(
-                f"the model takes {channels} channels, an image file has 1 or 3: give arrays or tensors"
+                f"the model takes {channels} channels, but an image file has 1 or 3: give arrays or tensors"
             )
         pixels = np.dstack([np.asarray(fit(image, preprocessing)) for image in images])
     # In NumPy: PyTorch would start a pool of its own in each thread that prepares images.

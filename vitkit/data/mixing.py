@@ -99,8 +99,8 @@ def _neighbours(values: Tensor, group: int) -> Tensor:
 def _checked(group: int, images: Tensor, targets: Tensor, draw: Draw) -> int:
     if group < 2 or len(images) % group or (draw.positions[::group] % group).any():
         raise InputError(
-            f"mixing {len(images)} images from position {int(draw.positions[0])} on in groups of {group}: "
-            "groups have 2 images or more, and a batch holds whole groups"
+            f"can't mix {len(images)} images from position {int(draw.positions[0])} in groups of {group}: "
+            "a batch must hold whole groups, of 2 images or more"
         )
     if targets.shape[:1] != images.shape[:1] or targets.ndim != 2 or not targets.is_floating_point():
         raise InputError(

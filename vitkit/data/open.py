@@ -38,19 +38,19 @@ def open_data(
     labelled: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Source:
-    """Return the images that a DATA string or a path names, or that a PyTorch data set returns.
+    """Open the images that a DATA string or a path names, or a PyTorch data set.
 
-    A source is returned as it is, apart from `classes`.
+    A source is returned as it is, except for `classes`.
 
-    default: which split data without one means: train, or with "measure" test, else val.
-    classes: names of classes in the order that labels shall follow, such as a trained model's.
-    tolerate: whether data with faults, such as files that are missing, is opened nonetheless.
-    labelled: whether labels are needed; without them a folder may hold images that are in no class folder.
-    progress: told how many images are done, and of how many, where a PyTorch data set's labels are read one by one.
+    default: which split to use if the data names none: "train", or with "measure" test, else val.
+    classes: class names in the order that labels must follow, such as a trained model's.
+    tolerate: whether to open data with faults, such as missing files.
+    labelled: whether labels are needed; without them, a folder may have images outside class folders.
+    progress: called with the number of images done, and with their total, while a PyTorch data set's labels are read.
     """
     if default not in get_args(Default):
         raise InputError(
-            f"default is {default!r}; expected 'train' or 'measure': a split is part of the data, as in 'digits:val'"
+            f"default is {default!r}; expected 'train' or 'measure'; to choose a split, name it in the data, as in 'digits:val'"
         )
     if isinstance(data, Source):
         source = data
@@ -170,7 +170,7 @@ def _open(spec: DataSpec, default: Default, classes: Sequence[str] | None, label
         raise InputError("pipe: runs a shell command and is refused; give the files or their URL")
     if spec.source.startswith(TORCH):
         raise InputError(
-            f"{spec.source} is a PyTorch data set, which has no other splits and opens in Python alone: give the data set "
+            f"{spec.source} is a PyTorch data set, which has no other splits and opens only in Python: pass the data set "
             "itself, and the one to measure on as evaluate="
         )
     if spec.source.startswith(HUB):

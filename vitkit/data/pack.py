@@ -123,12 +123,12 @@ def pack(
     force: bool = False,
     progress: bool | Progress | None = True,
 ) -> PackResult:
-    """Write each split of a source into shards of a folder, and return what is there.
+    """Write each split of a source into shards in a folder, and return what the folder holds.
 
-    size: the shorter side that larger images get; others keep their pixels.
-    quality: of the JPEGs that shrunk images become.
-    bad_images: "skip", "error" or "any": what is done with unreadable images.
-    progress: False shows none; a function is told how many images are done, and of how many.
+    size: larger images are shrunk until their shorter side has this many pixels; others keep their pixels.
+    quality: JPEG quality of shrunk images.
+    bad_images: "skip", "error" or "any", for unreadable images.
+    progress: False shows none; a function is called with the number of images done, and with their total.
     """
     spec = as_spec(source)
     _check_settings(size, to, images_per_shard, quality)

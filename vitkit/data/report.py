@@ -76,7 +76,7 @@ class SplitReport(Result):
     smallest: ClassSize
     largest: ClassSize
     balance: float
-    "1 for classes of one size, 0 for one class alone."
+    "1 if all classes have one size, 0 if there is one class only."
     read: int
     unreadable: list[Unreadable]
     height: Range | None
@@ -185,10 +185,10 @@ def describe_data(
 ) -> DataReport:
     """Read every image of a data set and return what was found.
 
-    against: another set, whose images are looked for in this one.
-    images: read at most so many of each split, evenly spread.
-    out: PNG to draw some images of each class on.
-    progress: False shows none; a function is told how many images are done, and of how many.
+    against: another data set; its images are searched for in this one.
+    images: read at most this many images of each split, evenly spaced.
+    out: PNG file for a contact sheet with some images of each class.
+    progress: False shows none; a function is called with the number of images done, and with their total.
     """
     spec = as_spec(spec)
     Bounds(at_least=1).check("images", images)

@@ -105,7 +105,7 @@ def match(
     notes = list(_notes(source, mapping, means))
     if not means:
         raise InputError(
-            f"the mapping lists no class of {source.name}, whose classes are {listed(source.class_names)}"
+            f"the mapping lists none of the classes of {source.name}: {listed(source.class_names)}"
         )
     meant = sorted({place for places in means.values() for place in places})
     answers = np.array(meant) if among == "data" else np.arange(len(head))

@@ -165,14 +165,14 @@ def fewshot(
     bad_images: BadImages = "skip",
     progress: bool | Progress | None = True,
 ) -> FewShotResult:
-    """Return the accuracy by number of images a class, over choices of them.
+    """Return the accuracy for each number of images per class, over several choices of these images.
 
     evaluate: DATA to measure on; by default the source's test split, else val.
-    l2: strength of regularisation, or "sweep": the older 30, of which the best on the data measured on is reported.
-    preprocessing: "model" prepares images as the model's folder states it; "protocol" as big_vision's few-shot code
-    does: squashed to 8/7 of the model's input (256x256 for 224), the centre cut out, values from -1 to 1.
-    bad_images: "skip", "error" or "any"; the next image of its class takes the place of an unreadable shot.
-    progress: False shows none; a function is told how many images are done, and of how many.
+    l2: regularisation strength. "sweep" tries the older 30 strengths and reports the best on the images measured on.
+    preprocessing: "model" prepares images as the model's folder states; "protocol" as big_vision's few-shot code does:
+    resized to 8/7 of the model's input (256x256 for 224), cut to the centre, scaled to values from -1 to 1.
+    bad_images: "skip", "error" or "any"; an unreadable shot is replaced with the next image of its class.
+    progress: False shows none; a function is called with the number of images done, and with their total.
     """
     _check(shots, seeds, l2)
     check_choice("preprocessing", preprocessing, PreprocessingChoice)
@@ -217,13 +217,13 @@ def fewshot(
     notes = _small_classes(pair.train, max(shots))
     how = f"l2 {strengths[0]:g}"
     if l2 == "sweep":
-        how = "the best l2 of 2^-10 to 2^19, chosen on the images measured on"
-        text = "l2 was chosen on the images measured on, as older code does: say so next to the numbers"
+        how = "the best l2 of 2^-10 to 2^19, chosen on the evaluation images"
+        text = "l2 was chosen on the evaluation images, as in older code: say so next to the numbers"
         notes.append(Note(text, "protocol"))
     prepared = "images prepared as the model states it"
     if preprocessing == "protocol":
         height, width = features.predictor.preprocessing.size
-        prepared = f"images squashed to {height * 8 // 7}x{width * 8 // 7}, central {height}x{width}, values from -1 to 1"
+        prepared = f"images resized to {height * 8 // 7}x{width * 8 // 7}, central {height}x{width}, values from -1 to 1"
     protocol = (
         "closed-form ridge regression on whitened features (bias column 100, targets -1 and +1), "
         f"{how}; images of each class drawn with {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}; "

@@ -155,7 +155,7 @@ def open_pair(data: Data, evaluate: Data | None) -> Pair:
     if shared := shared_images(train, test):
         raise InputError(
             f"{names[0]} holds {shared:,} of the images that would be measured ({names[1]}): "
-            "name others with --evaluate (evaluate= in Python)"
+            "measure on others, with --evaluate (evaluate= in Python)"
         )
     for name, source in zip(names, (train, test), strict=True):
         if source.is_multi_label:

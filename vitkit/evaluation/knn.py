@@ -138,8 +138,8 @@ def knn(
 
     k: numbers of neighbours that vote; by default 20, or all training images if there are fewer.
     evaluate: DATA to measure on; by default the source's test split, else val.
-    bad_images: "skip", "error" or "any": what is done with unreadable images.
-    progress: False shows none; a function is told how many images are done, and of how many.
+    bad_images: "skip", "error" or "any", for unreadable images.
+    progress: False shows none; a function is called with the number of images done, and with their total.
     """
     ks = [1] if k is None else [k] if isinstance(k, int) else list(k)
     temperatures = [temperature] if isinstance(temperature, int | float) else list(temperature)

@@ -304,7 +304,7 @@ def measure(
     """
     if model.config.num_classes != source.num_classes:
         raise InputError(
-            f"the head has {model.config.num_classes} classes, {source.name} {source.num_classes}: "
+            f"the head has {model.config.num_classes} classes and {source.name} has {source.num_classes}: "
             "open the data with the head's classes"
         )
     world = World(0, 1, next(model.parameters()).device)

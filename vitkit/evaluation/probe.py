@@ -303,10 +303,10 @@ def probe(
 ) -> ProbeResult:
     """Return the accuracy of logistic regression on frozen features.
 
-    l2: strength of regularisation, by default chosen on a tenth of train, which a temperature is fitted on, too.
+    l2: regularisation strength; by default it is chosen on held-out images of train, and a temperature is fitted on them.
     evaluate: DATA to measure on; by default the source's test split, else val.
-    bad_images: "skip", "error" or "any": what is done with unreadable images.
-    progress: False shows none; a function is told how many images are done, and of how many.
+    bad_images: "skip", "error" or "any", for unreadable images.
+    progress: False shows none; a function is called with the number of images done, and with their total.
     """
     Bounds(above=0).check("l2", l2)
     pair = open_pair(data, evaluate)
@@ -327,7 +327,7 @@ def probe(
         text = f"the probe did not converge in {fitted.n_iter_:,} iterations: its accuracy is approximate"
         notes.append(Note(text, "warning"))
     if fitted.l2_ in (max(GRID), min(GRID)) and l2 is None:
-        text = f"the best l2, {fitted.l2_:g}, is at the end of the grid: others may be better, give --l2"
+        text = f"the best l2, {fitted.l2_:g}, is at the end of the grid: a value beyond it may be better; give --l2"
         notes.append(Note(text, "advice"))
     how = f"l2 {fitted.l2_:g}"
     if l2 is None:

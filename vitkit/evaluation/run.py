@@ -95,15 +95,15 @@ def evaluate(
 ) -> Evaluation:
     """Measure a model on every image of DATA.
 
-    Started by torchrun, processes share the images, and each returns the result; the first alone announces and writes.
+    Under torchrun, the processes share the images and each returns the result; only the first announces and writes.
 
-    real: ReaL's real.json, for ImageNet's validation images. mapping: a file that says what the data's classes mean in
-    the head; images of others are left out. classes: "head" chooses answers among all classes of the head, "data" among
-    those that the data has. precision, merge: of the computation, as in `load`. bad_images: "skip" skips unreadable
-    images, unless they are many or all of a class; "error" stops at the first, "any" skips any number. out: a folder for
-    pictures and results. progress: False shows none; a function is told how many images are done, and of how many.
-    announce: told notes as they are known; the answer has them too. predicted: given the logits of labelled images, which
-    the answer hasn't.
+    real: ReaL's real.json, for ImageNet's validation images. mapping: a file that maps the data's classes to the head's;
+    images of unlisted classes are excluded. classes: "head" chooses answers among all classes of the head, "data" only
+    among those of the data. precision, merge: as for `load`. bad_images: "skip" skips unreadable images, unless they are
+    too many or all of a class; "error" stops at the first, "any" skips any number. out: folder for pictures and results.
+    progress: False shows none; a function is called with the number of images done, and with their total. announce:
+    called with each note at once; the result has the notes too. predicted: called with the logits of labelled images,
+    which the result doesn't hold.
     """
     check_choice("classes", classes, Among)
     lists = None if real is None else read_real(real)
@@ -216,7 +216,7 @@ def _check_real(head: HeadClasses, source: Source, classes: Among) -> None:
     if classes == "data":
         raise InputError("ReaL chooses answers among all classes: leave out --classes data")
     if head.imagenet is None or len(set(head.imagenet.tolist())) < NUM_CLASSES:
-        raise InputError(f"ReaL's labels are ImageNet's {NUM_CLASSES:,} classes, and {head} are others")
+        raise InputError(f"ReaL's labels are ImageNet's {NUM_CLASSES:,} classes; {head} are not these")
     if source.is_multi_label:
         raise InputError(f"{source.name} is multi-label; ReaL's labels would replace its own")
 

@@ -93,11 +93,11 @@ def export(
     force: bool = False,
     announce: Callable[[str], None] | None = None,
 ) -> Exported:
-    """Write a model as a graph for ONNX Runtime or OpenVINO, which `load`, `predict` and `evaluate` take like a model folder.
+    """Write a model as a graph for ONNX Runtime or OpenVINO; `load`, `predict` and `evaluate` take its folder as a MODEL.
 
     to: the runtime. precision: "int8" is static, with ranges from 64 images of `calibrate`; "bfloat16" needs OpenVINO.
-    data: labelled images on which accuracy is measured before and after. accept: "loss" writes the export although it loses
-    more than the tolerance. announce: told what is being done.
+    data: labelled images to measure accuracy on, before and after. accept: "loss" writes the export even if it loses more
+    than the tolerance. announce: called with a line for each step of the work.
     """
     words = (accept,) if isinstance(accept, str) else tuple(accept)
     folder = Path(out).expanduser()
@@ -174,7 +174,9 @@ def _check_request(to: Runtime, precision: Precision, calibrate: Data | None, ac
     check_choice("to", to, Runtime)
     check_choice("precision", precision, Precision)
     if other := [word for word in accept if word != LOSS]:
-        raise InputError(f"--accept is {other[0]!r}; expected {LOSS}: more loss than the tolerance")
+        raise InputError(
+            f"--accept is {other[0]!r}; expected {LOSS}, which accepts a larger loss than the tolerance"
+        )
     if precision == "bfloat16" and to == "onnx":
         raise InputError(
             "ONNX Runtime doesn't compute in bfloat16 on the CPU: use --to openvino, or --precision float32 or int8"
@@ -192,7 +194,7 @@ def _load(model: AnyModel, image_size: Size | None) -> tuple[Predictor, str]:
     if exported_path(model) is not None or (
         isinstance(model, Predictor) and isinstance(model.model, RuntimeModel)
     ):
-        raise InputError(f"{given} is an exported graph already: give the model folder that it was made from")
+        raise InputError(f"{given} is already an exported graph: give the model folder that it was made from")
     if isinstance(model, Predictor):
         model.model.check_whole(given)
         return load(model, image_size=image_size), given

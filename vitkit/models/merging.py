@@ -92,7 +92,7 @@ def encode_merged(
     With a row for each patch, pools and maps need to know nothing of merging.
     """
     if model.training:
-        raise InputError("patches are merged in inference alone: call model.eval() or model.set_merge(0)")
+        raise InputError("patches are merged only in inference: call model.eval() or model.set_merge(0)")
     assert isinstance(model.config, TransformerConfig)
     merging, layer = Merging(model.merge, model.config.num_prefix), 0
     for layer, block in enumerate(blocks, start=1):

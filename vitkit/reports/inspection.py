@@ -115,16 +115,16 @@ def inspect_model(
     progress: bool | Progress | None = True,
     announce: Callable[[str], None] | None = None,
 ) -> Inspection:
-    """Draw what a model has learned into a folder, and return what was found; `to_json` is what `vit inspect --json` prints.
+    """Draw what a model has learned into a folder, and return what was found (`to_json()`: what --json prints).
 
-    model: any MODEL, or what `vitkit.load` returned; then device, image_size, names and accept are given to `load`.
-    images: files and folders, a DATA string, or an open source; without any, only what needs none is drawn.
-    target: the class of the gradient rollout, by name or number; the default is each photo's predicted class.
-    num_images: attention distance is the mean over up to so many. num_photos: how many of them are drawn. Both are
-    evenly spread over what is given. fuse, residual, discard: of attention rollout.
-    batch_size: images in a batch; by default, as many as fit next to attention in memory.
-    bad_images: "skip", "error" or "any": what is done with unreadable images.
-    progress: False shows none; a function is told how many images are done, and of how many.
+    model: any MODEL, or what `vitkit.load` returned. device, image_size, names and accept are passed to `load`.
+    images: files and folders, a DATA string, or an open source. Without images, only the parts that need none are drawn.
+    target: the class of the gradient rollout, by name or number; by default each photo's predicted class.
+    num_images: attention distance is averaged over at most this many. num_photos: how many photos are drawn. Both are
+    evenly spaced. fuse, residual, discard: settings of attention rollout.
+    batch_size: images in a batch; by default as many as fit into memory with their attention.
+    bad_images: "skip", "error" or "any", for unreadable images.
+    progress: False shows none; a function is called with the number of images done, and with their total.
     """
     if not isinstance(model, str | os.PathLike | Predictor | nn.Module):
         raise InputError(f"model is a {type(model).__name__}; expected a MODEL, or what vitkit.load returns")

@@ -197,7 +197,7 @@ def _data(run: Run) -> str:
     given = (run.results.get("data"), mapping(data).get("evaluate"), mapping(data).get("train"), data)
     found = next(filter(None, map(text, given)), None)
     if found is None:
-        raise InputError("the run doesn't say its data")
+        raise InputError("the run doesn't name its data")
     return found
 
 

@@ -106,11 +106,11 @@ def report(
 ) -> Report:
     """Draw curves, results and models of runs as a self-contained page and a PNG, and return where they are.
 
-    runs: one folder or several, of runs and of fine-tunings, of which every seed is a run.
-    out: folder to write; left out, RUN/report for one folder and ./report for several.
-    inspect: also draw where the models look on a few of the images that they were measured on.
-    progress: of inspection; False shows none, a function is told how many passes over images are done, and of how many,
-    for each run.
+    runs: one or more folders of runs or fine-tunings; every seed of a fine-tuning is a run.
+    out: folder to write; by default RUN/report for one folder and ./report for several.
+    inspect: also draw where the models look, on a few of the images that they were measured on.
+    progress: for inspection. False shows none; for each run, a function is called with the number of passes over images
+    done, and with their total.
     """
     runs = [runs] if isinstance(runs, str | os.PathLike) else runs
     paths = [Path(run).expanduser() for run in runs]

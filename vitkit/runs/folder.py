@@ -66,7 +66,7 @@ def accepts_data(accept: str | Sequence[str]) -> bool:
     words = [accept] if isinstance(accept, str) else list(accept)
     for word in words:
         if word != "data":
-            raise InputError(f"--accept is {word!r}; expected data: images that were added or removed")
+            raise InputError(f"--accept is {word!r}; expected data, which accepts added and removed images")
     return bool(words)
 
 
@@ -334,7 +334,7 @@ class RunFolder:
                     or any(map(place.is_relative_to, written))
                 ):
                     raise InputError(
-                        f"{self.path} holds {path}, which this run reads, where it would write: choose another --run"
+                        f"{self.path} holds {path}, which this run reads and would overwrite: choose another --run"
                     )
 
     def _entries(self) -> list[Path]:

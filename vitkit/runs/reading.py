@@ -139,8 +139,8 @@ def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
     if not runs and not left_out:
         if is_done:
             raise InputError(
-                f"{path} kept a head fitted on features, and no step was trained: there are no curves to draw; what it "
-                f"reached is in {path / EVALUATION}, and vit inspect shows its model"
+                f"{path} kept a head fitted on features, and no step was trained: there are no curves to draw; its "
+                f"results are in {path / EVALUATION}, and vit inspect shows its model"
             )
         waiting = f"{path} is a fine-tuning whose runs have no metrics: wait for their first line"
         return [], [NoMetrics(waiting)]

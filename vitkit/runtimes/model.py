@@ -41,7 +41,7 @@ class RuntimeModel(Model):
         outputs = self._run(images)
         if "features" not in self._outputs:
             raise InputError(
-                f"{self.folder.path} gives logits alone: a module of your own was exported, whose features aren't in its graph"
+                f"{self.folder.path} gives only logits: a module of your own was exported, whose features aren't in its graph"
             )
         if record is not None:
             self._fill(record, outputs)

@@ -61,7 +61,7 @@ class Schedule(Generic[T]):
         self.reserve = reserve * latency
         if times.measured(1) > latency - self.reserve:
             raise InputError(
-                f"one image takes {1000 * times.measured(1):.3g} ms, so that a bound of {1000 * latency:.3g} ms can't be "
+                f"one image takes {1000 * times.measured(1):.3g} ms, so a bound of {1000 * latency:.3g} ms can't be "
                 f"kept: give at least {1000 * times.measured(1) / (1 - reserve):.0f}ms"
             )
         self._waiting = deque[Batch[T]]()

@@ -135,9 +135,9 @@ FACTS = {
     "candidate": False, "params": True, "GMACs": True, "memory": True, "of peak": True, "differs": True, "top-1": True,
 }  # fmt: skip
 CAPTION = (
-    "Milliseconds a batch. Ratio: rate next to the first candidate's, median of the rounds and half the distance of the "
-    "quartiles. Memory in MB and the share of the matrix rate: at the largest batch. Differs: largest difference of a "
-    "logit from the loaded model."
+    "Milliseconds per batch. Ratio: rate divided by the first candidate's, median of the rounds ± half the distance "
+    "between the quartiles. Memory is in MB; it and the share of the matrix rate are at the largest batch. Differs: "
+    "largest difference of a logit from the loaded model."
 )
 
 

@@ -60,16 +60,16 @@ def bench(
     force: bool = False,
     progress: bool | Progress | None = True,
 ) -> BenchResult:
-    """Measure the speed of models, one next to the other in the same process.
+    """Measure the speed of models, side by side in the same process.
 
-    models: MODEL strings, loaded models, exported folders, or 'efficientnet_b0' and 'efficientnet_b7' of torchvision for
-    comparison. batch_sizes: numbers of images in a batch. threads: of the CPU; by default what torch uses. precision: of
-    the computation, one or several; by default bfloat16 on a GPU, float32 elsewhere. peers: measure the same model with the same weights in
-    timm, transformers, torchvision, ONNX Runtime and OpenVINO too, where they are installed and have it. data: also measure
-    accuracy on these images. train: measure training steps. compile: measure each model compiled as well. merge: also with as many
-    patches merged in each layer, one number or several. rounds: turns of
-    each candidate. memory: whether to measure it, on a CPU in a process for each candidate. out: a folder for tables and
-    a picture. progress: False shows none; a function is told how many turns are done, and of how many.
+    models: MODEL strings, loaded models, exported folders, or torchvision's 'efficientnet_b0' and 'efficientnet_b7' for
+    comparison. batch_sizes: numbers of images in a batch. threads: CPU threads; by default as many as torch uses.
+    precision: one or several; by default bfloat16 on a GPU, else float32. peers: also run the same model with the same
+    weights in timm, transformers, torchvision, ONNX Runtime and OpenVINO, if they are installed and have it. data: also
+    measure accuracy on these images. train: measure training steps instead. compile: also measure each model compiled.
+    merge: also measure with this many patches merged in each layer; one number or several. rounds: turns of each
+    candidate. memory: whether to measure memory; on a CPU this takes a process per candidate. out: folder for tables and
+    a picture. progress: False shows none; a function is called with the number of turns done, and with their total.
     """
     given = _as_list(models)
     sizes = sorted({int(size) for size in batch_sizes})
@@ -88,7 +88,7 @@ def bench(
         raise InputError("precision is empty; expected at least one")
     Bounds(at_least=1).check("merge", tuple(merges))
     if merges and train:
-        raise InputError("patches are merged in inference alone: leave out merge or train")
+        raise InputError("patches are merged only in inference: leave out merge or train")
     folder = None if out is None else Path(out).expanduser()
     if folder is not None:
         check_output(folder, (TABLE, DOCUMENT, COLUMNS, PICTURE), force=force)

@@ -108,18 +108,18 @@ def train(
 ) -> TrainResult | None:
     """Train a recipe with other settings, or resume a run; return what `vit train --json` prints.
 
-    Started by torchrun, all processes but the first return None.
+    Under torchrun, all processes but the first return None.
 
     settings: those of TrainConfig, as in `duration="2ep", optimizer={"learning_rate": 1e-3}`. A mapping changes only
     what it names.
     changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as texts,
     `["optimizer.learning_rate=1e-3"]`.
-    model, data, evaluate: for model.name, data.train and data.evaluate of the recipe, as strings, paths or objects: what
-    `vitkit.load`, `wrap`, `create_model` and `open_data` return, or PyTorch data sets. A copy of the model is trained. As
-    mappings, model and data are settings of these sections, as in `model={"stochastic_depth": 0.1}`.
+    model, data, evaluate: replace the recipe's model.name, data.train and data.evaluate. They are strings, paths or
+    objects: what `vitkit.load`, `wrap`, `create_model` and `open_data` return, or PyTorch data sets. A copy of the model
+    is trained. As mappings, model and data are settings of these sections, as in `model={"stochastic_depth": 0.1}`.
     run: name of the run folder in runs/, or a path; by default the recipe's name and a hash of its config.
     force: start over, deleting the existing run.
-    accept: "data" resumes a run whose training data has gained or lost images.
+    accept: "data" resumes a run although training images were added or removed.
     progress: False shows none. listener: follows the run instead of a progress bar.
     """
     given: dict[str, Any] = {}
@@ -327,13 +327,13 @@ def _other_than_before(
     }
     if changed["data"]:
         yield (
-            "the training data has changed since the run started, in its labels, or in its files or their times: the "
-            "run resumes with what is there now"
+            "the labels or files of the training data have changed since the run started, or the files' times: the run "
+            "resumes with the current ones"
         )
     if changed["measured"]:
         yield (
-            "the evaluation data has changed since the run started, in its labels, or in its files or their times: if "
-            "images or labels are others, results from before and after this step can't be compared"
+            "the labels or files of the evaluation data have changed since the run started, or the files' times: if images "
+            "or labels differ, results from before and after this step can't be compared"
         )
 
 

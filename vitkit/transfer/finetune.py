@@ -196,17 +196,17 @@ def finetune(
     listener: Listener | None = None,
     **settings: Unpack[FinetuneSettings],
 ) -> FinetuneResult:
-    """Fine-tune a model on new data; the same call again resumes.
+    """Fine-tune a model on new data. The same call again resumes.
 
     settings: those of TransferConfig and of TrainConfig, as in `minutes=3, optimizer={"learning_rate": 1e-3}`. A mapping
     changes only what it names; `model={"stochastic_depth": 0.1}` and `data={"workers": 4}` are such sections too.
     changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as texts, `["minutes=3"]`.
-    evaluate: DATA to report on, the setting data.evaluate; by default the data's own test split, else val.
-    sweep: "lr" tries the protocol's learning rates on a part of train, then trains on all of train with the best.
-    seeds: how often the last run is done, with seeds 0, 1, ...; the result is their mean and deviation.
-    run: name of the run folder in runs/, or a path; by default names of model and data and a hash of what was asked.
+    evaluate: DATA to report on (the setting data.evaluate); by default the data's own test split, else val.
+    sweep: "lr" tries the protocol's learning rates on a part of train, then trains on all of train with the best one.
+    seeds: number of final runs, with seeds 0, 1, ...; the result has their mean and deviation.
+    run: name of the run folder in runs/, or a path; by default made of model, data and a hash of the settings.
     force: start over, deleting the existing run.
-    accept: "data" resumes a fine-tuning whose training data has gained or lost images.
+    accept: "data" resumes a fine-tuning although training images were added or removed.
     progress: False shows none. listener: follows the run instead of a progress bar.
     """
     given: dict[str, Any] = {**settings}
@@ -418,9 +418,9 @@ def choose_rate(tried: Sequence[TriedRate], listener: Listener) -> float:
     rates = [row.learning_rate for row in equal]
     best: float = rates[len(rates) // 2]
     if all(row.kept == HEAD_ALONE for row in equal):
-        listener.note(Note("the head alone did best on the dev split, which no learning rate changes"))
+        listener.note(Note("the head alone did best on the dev split, whatever the learning rate"))
     elif len(rates) > 1:
-        text = f"{len(rates)} learning rates did equally well on the dev split; the middle one, {best:g}, is taken"
+        text = f"{len(rates)} learning rates did equally well on the dev split; the middle one, {best:g}, is used"
         listener.note(Note(text))
     elif best in (tried[0].learning_rate, tried[-1].learning_rate):
         text = f"the best learning rate, {best:g}, is at the end of the grid: a better one may lie beyond"
@@ -543,7 +543,7 @@ def summarise(
     first, notes = runs[0], [*map(worded, plan.notes), plan.summary]
     if len(runs) > 1 and all(run.kept == HEAD_ALONE for run in runs):
         notes.append(
-            "the fitted head was kept for every seed, which is the same each time: there is no spread"
+            "the fitted head was kept for every seed, which is the same each time: there is no deviation"
         )
     notes += skipped_notes(unreadable)
     learned = opened_data(plan.whole.train)

@@ -75,7 +75,7 @@ def convert(
     accept: str | Sequence[str] = (),
     force: bool = False,
 ) -> Converted:
-    """Read MODEL and write it in another format, by default the one that the target's ending implies."""
+    """Read MODEL and write it in another format; the default is the one that the target's ending implies."""
     path = Path(target).expanduser()
     to = check_target(path, to, force)
     accept = (accept,) if isinstance(accept, str) else accept
@@ -110,11 +110,11 @@ def save(
     accept: str | Sequence[str] = (),
     force: bool = False,
 ) -> None:
-    """Write a model as a folder or, if the path names a file, as one file with our JSON next to it.
+    """Write a model as a folder or, if the path names a file, as one file with vitkit's JSON next to it.
 
-    to: the format. Default: the one that the path's ending implies (.npz is Google's).
+    to: the format; the default is the one that the path's ending implies (.npz is Google's).
     class_names, multi_label, preprocessing: replace those of a model from `vitkit.load`.
-    origin: what the folder's model card says about where the model comes from. Default: the MODEL that was loaded.
+    origin: what the folder's model card says about the model's origin; the default is the MODEL that was loaded.
     accept: 'numerics' writes a model for a library even if some of that library's numerics differ.
     """
     path = Path(path).expanduser()

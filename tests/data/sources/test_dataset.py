@@ -289,7 +289,7 @@ def test_its_name_alone_does_not_open_it() -> None:
     with pytest.raises(InputError) as error:
         open_data("torch:CIFAR10:train[:90%,seed=0]")
     assert str(error.value) == (
-        "torch:CIFAR10 is a PyTorch data set, which has no other splits and opens in Python alone: give the data set "
+        "torch:CIFAR10 is a PyTorch data set, which has no other splits and opens only in Python: pass the data set "
         "itself, and the one to measure on as evaluate="
     )
     assert list_splits("torch:CIFAR10") == []

@@ -256,7 +256,7 @@ def test_the_index_is_made_once_and_again_for_a_new_shard(
     assert len(built) == 2
     source = open_data(root, default="train")
     os.truncate(tmp_path / "train.tar", 100)
-    with pytest.raises(InputError, match=r"train\.tar, 7\.png: 0 bytes came for 7; the shard has changed"):
+    with pytest.raises(InputError, match=r"train\.tar, 7\.png: 0 of 7 bytes arrived; the shard has changed"):
         source.read(0)
     (tmp_path / "train.tar").unlink()
     shards._open.cache_clear()
@@ -307,7 +307,7 @@ def test_shards_are_read_through_fsspec() -> None:
     store.pipe_file("/set/classes.txt", b"c\nb\na\n")
     assert open_data("memory://set:val", default="train").class_names == ("c", "b", "a")
     store.pipe_file("/other/0.tar", shard("a b"))
-    assert error("memory://other/0.tar").endswith("take 'memory://other/0.tar:all', or rename")
+    assert error("memory://other/0.tar").endswith("use 'memory://other/0.tar:all', or rename the files")
     assert len(open_data("memory://other/0.tar:all", default="train")) == 2
     assert "memory://set/train-7.tar" in error("memory://set/train-7.tar")
 

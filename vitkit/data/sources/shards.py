@@ -92,7 +92,7 @@ class Shards(Source):
         if len(data) != size:
             reason = "the shard has changed" if len(data) < size else "the server answers no range requests"
             raise InputError(
-                f"cannot read {self.where(index)}: {len(data):,} bytes came for {size:,}; {reason}"
+                f"cannot read {self.where(index)}: {len(data):,} of {size:,} bytes arrived; {reason}"
             )
         return data
 
@@ -115,8 +115,8 @@ def open_shards(
     chosen = choose_files(urls, spec.split, default, name)
     if chosen.is_made and chosen.split != "all" and is_url(urls[0]):
         raise InputError(
-            f"{name}: no name of a file or folder says train, val or test, and to make a split all of it would be "
-            f"read: take '{name}:all', or rename"
+            f"{name}: no file or folder name says train, val or test, and making a split would "
+            f"read all of it: use '{name}:all', or rename the files"
         )
     indices = index_shards(chosen.files)
     source = Shards(name, chosen.split, indices)

@@ -89,17 +89,17 @@ def vtab(
     listener: Listener | None = None,
     **settings: Unpack[TaskSettings],
 ) -> VtabResult:
-    """Run the tasks in a folder, or on `shapes`; the same call again resumes.
+    """Run VTAB's tasks in a folder, or those on `shapes`. The same call again resumes.
 
-    protocol: vit, bit, light, or fewshot, which trains nothing but a ridge head.
-    tasks: names, in a list or with commas between; the default is all that are there. A run folder keeps what other calls
-    did.
-    sweep: "lr" chooses each task's learning rate by train800 and val200; the last run is always on train800val200.
-    steps: a shorter run than the protocol's.
-    settings: those of every task's run that shall differ from the protocol's, as in `batch_size=256`; the table names
-    them. changes: the same as a mapping of dotted names, or as texts, `["batch_size=256"]`.
-    bad_images: "skip", "error" or "any": what is done with unreadable images.
-    accept: "data" resumes tasks whose training data has gained or lost images.
+    protocol: vit, bit, light, or fewshot, which trains only a ridge head.
+    tasks: names, as a list or separated by commas; the default is every task there is. A run folder keeps the results of
+    earlier calls.
+    sweep: "lr" chooses each task's learning rate by train800 and val200; the last run always trains on train800val200.
+    steps: number of steps, for a run shorter than the protocol's.
+    settings: settings of every task's run that differ from the protocol's, as in `batch_size=256`; the table names them.
+    changes: the same as a mapping of dotted names, or as texts, `["batch_size=256"]`.
+    bad_images: "skip", "error" or "any", for unreadable images.
+    accept: "data" resumes tasks although training images were added or removed.
     progress: False shows none. listener: follows the runs instead of a progress bar.
     """
     given: dict[str, Any] = {**settings}
@@ -219,7 +219,7 @@ def _check_data(data: str) -> None:
         return
     if not Path(data).expanduser().is_dir():
         raise InputError(
-            f"{data} is not a folder; expected shapes, or the folder of VTAB's tasks, such as one with "
+            f"{data} is not a folder; expected shapes, or the folder of VTAB's tasks, such as a folder with "
             "cifar/train800val200.txt in it"
         )
     if set(data) & set(",[]"):
