@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from vitkit.serving.app import make_app
 from vitkit.serving.engine import Engine
-from vitkit.serving.server import Server, listen
+from vitkit.serving.server import Server
+from vitkit.serving.service import listen
 from vitkit.serving.settings import Hosts, Keys, Limits
 
 

@@ -20,7 +20,7 @@ from tests.serving.client import Client
 from tests.serving.conftest import picture
 from vitkit.errors import InputError
 from vitkit.predictor import Predictor
-from vitkit.serving.server import listen
+from vitkit.serving.service import listen
 from vitkit.weights.convert import save
 
 assert FastAPI

@@ -20,8 +20,11 @@ def serve(
         str,
         typer.Option(metavar="TIME", help="Answers come within 100ms or 2s; what can't is refused at once."),
     ] = "1s",
+    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes that share the port.")] = 1,
     batch_size: BatchSize = 32,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads of the CPU.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="Threads of the CPU, of each process.")
+    ] = None,
     device: Device = "auto",
     image_size: ImageSize = None,
     names: Names = None,
@@ -55,6 +58,7 @@ def serve(
         host,
         port,
         latency=latency,
+        workers=workers,
         batch_size=batch_size,
         threads=threads,
         device=device,

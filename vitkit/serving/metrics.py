@@ -35,6 +35,9 @@ FAMILIES: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
 }
 
 
+GAUGES = tuple(name for name, (kind, *_) in FAMILIES.items() if kind == "gauge")
+
+
 def _places() -> dict[str, int]:
     """Return where each family's numbers begin in a row; a histogram ends with its overflow and its sum."""
     places, place = dict[str, int](), 0

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-import torch
-
 from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.machine import num_cores
 from vitkit.models.configs import Size
-from vitkit.predictor import AnyModel, Names, Predictor, load
+from vitkit.predictor import AnyModel, Names, named_model
 from vitkit.results import Result
-from vitkit.serving.metrics import STATUSES
-from vitkit.serving.settings import (
-    Hosts,
-    Limits,
-    check_public,
-    parse_bytes,
-    parse_seconds,
-    read_keys,
-)
+from vitkit.serving.metrics import STATUSES, Metrics
+from vitkit.serving.service import BACKLOG, Service, answer, bind
+from vitkit.serving.settings import Limits, check_public, parse_bytes, parse_seconds, read_keys
+from vitkit.serving.workers import supervise
 
 
 @dataclass(frozen=True)
@@ -51,6 +43,7 @@ def serve(
     port: int = 8000,
     *,
     latency: str | float = "1s",
+    workers: int = 1,
     batch_size: int = 32,
     threads: int | None = None,
     device: str = "auto",
@@ -69,44 +62,64 @@ def serve(
 
     latency: the bound from a request's last byte to its answer's first, in seconds or as '100ms'; what can't be answered in
     time is refused at once.
-    batch_size: the most images in a batch. threads: of the CPU; all cores unless given.
+    workers: processes that share the port, each with a model of its own; one that dies is replaced.
+    batch_size: the most images in a batch. threads: of the CPU, of each worker; by default, workers share the cores.
     keys: a file of API keys, one per line; those in the environment variable VIT_KEYS count as well.
     public: let everyone in although other machines can reach the server and there are no keys.
     allow_host: names by which the server is reached, for example behind a proxy.
     announce: called with the address once the server listens.
     """
     require()
+    model, spec = named_model(model)
     seconds, most = parse_seconds(latency, "latency"), parse_bytes(max_bytes, "max_bytes")
-    for name, value in (("batch_size", batch_size), ("max_images", max_images), ("max_pixels", max_pixels)):
+    counts = {
+        "workers": workers,
+        "batch_size": batch_size,
+        "max_images": max_images,
+        "max_pixels": max_pixels,
+    }
+    for name, value in {**counts, "threads": 1 if threads is None else threads}.items():
         Bounds(at_least=1).check(name, value)
     allowed = read_keys(keys)
     check_public(host, allowed, public)
     limits = Limits(max_bytes=most, max_images=max_images, max_pixels=max_pixels)
 
-    from vitkit.serving.app import make_app
-    from vitkit.serving.engine import Engine
-    from vitkit.serving.server import Server, listen
-
-    with listen(host, port) as opened:  # before the model is loaded, which takes longer
-        threads = set_threads(threads)
-        predictor = load(model, device=device, image_size=image_size, names=names, accept=accept)
-        engine = Engine(predictor, seconds, batch_size, threads, max_pixels, limits.max_waiting)
-        engine.metrics.set("vit_workers", 1)
-        server = Server(make_app(engine, allowed, Hosts(host, allow_host), limits), limits, engine.drain)
+    cores = num_cores()
+    service = Service(
+        model,
+        host,
+        seconds,
+        batch_size,
+        threads or max(1, cores // workers),
+        device,
+        image_size,
+        names,
+        accept,
+        allowed,
+        allow_host,
+        limits,
+    )
+    start = 0.0
+    with bind(host, port, shared=workers > 1) as opened:  # before the model is loaded, which takes longer
         address = address_of(host, opened.getsockname()[1])
-        if announce:
-            announce(describe(predictor, engine.batcher.latency, address))
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        start = time.monotonic()
-        try:
-            server.run([opened])
-        finally:
-            engine.close()
-    total = engine.metrics.total
+
+        def on_ready(*_: object) -> None:
+            nonlocal start
+            start = time.monotonic()
+            if announce:
+                announce(f"{spec} at {address}, answers within {1000 * seconds:g} ms; Ctrl-C stops")
+
+        if workers > 1:
+            metrics = supervise(service, opened, workers, on_ready)
+        else:
+            metrics = Metrics()
+            opened.listen(BACKLOG)
+            answer(service, lambda: opened, on_ready, metrics)
+    total = metrics.total
     return Served(
-        predictor.spec,
+        os.fspath(spec),
         address,
-        time.monotonic() - start,
+        time.monotonic() - start if start else 0.0,
         int(sum(total("vit_requests_total", status) for status in STATUSES)),
         *(
             int(total("vit_images_total", outcome))
@@ -128,20 +141,6 @@ def require() -> None:
         raise InputError(f'serve needs {", ".join(missing)}: pip install "vitkit[serve]"')
 
 
-def set_threads(threads: int | None) -> int:
-    """Let PyTorch and the decoding of pictures use so many threads of the CPU; all cores unless given."""
-    if threads is not None:
-        Bounds(at_least=1).check("threads", threads)
-    chosen = threads or num_cores()
-    torch.set_num_threads(chosen)
-    return chosen
-
-
 def address_of(host: str, port: int) -> str:
     """Return the URL of a server."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def describe(predictor: Predictor, latency: float, address: str) -> str:
-    """Return one line on what is served, and where."""
-    return f"{predictor.spec} at {address}, answers within {1000 * latency:g} ms; Ctrl-C stops"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from vitkit.errors import InputError
 from vitkit.serving.guard import App
 from vitkit.serving.settings import Limits
 
@@ -154,22 +152,3 @@ class Server(uvicorn.Server):
         """Accept no more connections, finish the requests that are there, and return from `run`."""
         self._on_stop()
         self.should_exit = True
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 takes a free one."""
-    try:
-        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        opened = socket.socket(family, kind, protocol)
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind(address)
-            opened.listen(2048)
-            opened.set_inheritable(True)
-        except BaseException:
-            opened.close()
-            raise
-    except (OSError, OverflowError) as error:
-        words = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot listen on {host} port {port}: {words}") from None
-    return opened
