@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 import vitkit
+from vitkit.calibration import for_calibration
 from vitkit.data.open import open_data
 from vitkit.doctor import cpu_name
-from vitkit.exports.images import for_calibration
 from vitkit.figures.scatter import Point, scatter
 from vitkit.machine import busy_note
 from vitkit.predictor import Predictor

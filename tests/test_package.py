@@ -39,7 +39,7 @@ CORE = (
         "costs",
         "published",
     ),
-    *("weights", "catalog", "figures", "page", "progress", "machine", "data"),
+    *("weights", "catalog", "figures", "page", "progress", "machine", "data", "calibration"),
 )
 WORK = ("runtimes", "predictor", "objectives", "evaluation", "inspection", "training")
 STORIES = ("doctor", "quickstart", "transfer", "reports", "exports", "timing", "studies", "serving")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitkit.config import Bounds, override
 from vitkit.data.images import ImageSource, find_images, prepare, read_image
+from vitkit.data.open import Data
 from vitkit.data.threads import map_in_order
 from vitkit.display import MOST_ROWS, html_table, pictures
 from vitkit.errors import InputError
@@ -276,6 +277,7 @@ def load(
     module: nn.Module | None = None,
     precision: Precision | None = None,
     merge: int | None = None,
+    calibrate: Data | None = None,
 ) -> Predictor:
     """Return a model with its preprocessing and class names; `names` is a list, or a file with one name per line.
 
@@ -283,7 +285,8 @@ def load(
     string also takes these.
     module: a module of your own, built like the one that was saved; it gets the folder's weights.
     precision: what the model computes in, by default float32. merge: how many patches each layer merges (ToMe). Both are
-    for inference: a model loaded with them can't be trained, exported or saved.
+    for inference: a model loaded with them can't be trained, exported or saved. calibrate: images on which the scales of
+    float8 are measured; a model folder keeps them.
     """
     if isinstance(spec, nn.Module):
         spec = wrap(spec)
@@ -301,12 +304,10 @@ def load(
         computed = {
             "precision": None if precision == spec.model.precision else precision,
             "merge": None if merge == spec.model.merge else merge,
+            "calibrate": calibrate,
         }
         if changed := [name for name, value in computed.items() if value is not None]:
-            calls = " and ".join(f"model.set_{name}({computed[name]!r})" for name in changed)
-            raise InputError(
-                f"{spec.name} is already loaded: give {' and '.join(changed)} to vitkit.load, or call {calls}"
-            )
+            raise InputError(f"{spec.name} is already loaded: give {', '.join(changed)} to vitkit.load")
         if late := [name for name, value in settings.items() if value is not None]:
             first = "vitkit.wrap" if spec.spec.startswith(OWN) else "vitkit.load"
             raise InputError(f"{spec.name} is already loaded: give {', '.join(late)} to {first}")
@@ -320,6 +321,7 @@ def load(
             "module": module,
             "precision": precision,
             "merge": merge or None,
+            "calibrate": calibrate,
         }
         if late := [name for name, value in asked.items() if value is not None]:
             raise InputError(
@@ -327,11 +329,13 @@ def load(
                 "made from, and export again"
             )
         return _load_exported(exported, os.fspath(spec), device, image_size, given)
-    from vitkit.weights.load import load_model
+    from vitkit.weights.load import load_model, weight_file
 
     chosen = choose_device(device)
     if precision is not None:
         check_precision(precision, chosen.type)
+    if calibrate is not None and precision != "float8":
+        raise InputError("calibrate is for precision float8: leave it out, or give both")
     spec = spec if isinstance(spec, str) else Path(spec)
     loaded = load_model(
         spec,
@@ -343,13 +347,19 @@ def load(
         module=module,
     )
     loaded.model.set_merge(merge or 0)
-    loaded.model.set_precision(precision or "float32")
+    largest, notes = None, loaded.notes
+    if precision == "float8":
+        from vitkit.calibration import find_scales
+
+        found = find_scales(loaded.model, loaded.preprocessing, weight_file(spec), calibrate, chosen)
+        largest, notes = found[0], (*notes, found[1])
+    loaded.model.set_precision(precision or "float32", largest)
     return Predictor(
         loaded.model,
         loaded.preprocessing,
         _named(given, loaded.class_names, loaded.model.config.num_classes, loaded.name),
         loaded.name,
-        loaded.notes,
+        notes,
         chosen,
         loaded.multi_label,
         os.fspath(spec),
@@ -468,11 +478,12 @@ def predict(
     accept: Sequence[str] = (),
     precision: Precision | None = None,
     merge: int | None = None,
+    calibrate: Data | None = None,
     progress: bool | Progress | None = True,
 ) -> PredictedImages:
     """Return the likeliest classes of images, given as files and folders.
 
-    precision, merge: as for `load`.
+    precision, merge, calibrate: as for `load`.
     progress: False shows none; a function is called with the number of images done, and with their total.
     """
     files = find_images(images)
@@ -484,6 +495,7 @@ def predict(
         accept=accept,
         precision=precision,
         merge=merge,
+        calibrate=calibrate,
     )
     results = PredictedImages()
     with showing(progress, "predicting") as tell:

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 import vitkit
 from tests.models.test_contract import MODELS, images_for, make
 from tests.weights.photos import PHOTOS, SHARED, WEIGHTS, label, photos
+from vitkit.calibration import for_calibration, measure_extents
 from vitkit.data.images import prepare
-from vitkit.exports.images import for_calibration
 from vitkit.exports.int8 import Int8Conv2d, Int8Linear
 from vitkit.exports.quantize import (
     SplitMlp,
     find_layers,
-    measure_extents,
     quantize,
     split_units,
     to_int8,

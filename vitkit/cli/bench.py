@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.options import Device, ImageSize, Json, Overwrite, parse_integers, parse_size
+from vitkit.cli.options import Calibrate, Device, ImageSize, Json, Overwrite, parse_integers, parse_size
 from vitkit.cli.output import note, print_json, print_table
 from vitkit.errors import InputError
 from vitkit.notes import visible
@@ -30,8 +30,8 @@ def bench(
     precision: Annotated[
         str,
         typer.Option(
-            metavar="auto|float32|bfloat16",
-            help="Precision, or several: float32,bfloat16. auto is bfloat16 on CUDA, else float32.",
+            metavar="auto|float32|bfloat16|float8",
+            help="Precision, or several: bfloat16,float8. auto is bfloat16 on CUDA, else float32.",
         ),
     ] = "auto",
     peers: Annotated[
@@ -47,6 +47,7 @@ def bench(
         str | None,
         typer.Option(metavar="N,N", help="Also measure with this many patches merged in each layer."),
     ] = None,
+    calibrate: Calibrate = None,
     data: Annotated[
         str | None, typer.Option(metavar="DATA", help="Also measure top-1 accuracy on these images.")
     ] = None,
@@ -84,6 +85,7 @@ def bench(
         train,
         compile=compile,
         merge=merges,
+        calibrate=calibrate,
         image_size=size,
         rounds=rounds,
         memory=memory,

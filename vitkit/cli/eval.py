@@ -13,6 +13,7 @@ from vitkit.cli.options import (
     Accept,
     BadImages,
     BatchSize,
+    Calibrate,
     Device,
     ImageSize,
     Json,
@@ -54,6 +55,7 @@ def eval(
     image_size: ImageSize = None,
     precision: Precision = None,
     merge: Merge = None,
+    calibrate: Calibrate = None,
     accept: Accept = None,
     bad_images: BadImages = "skip",
     out: Annotated[
@@ -90,6 +92,7 @@ def eval(
             accept=accept or (),
             precision=precision,
             merge=merge,
+            calibrate=calibrate,
             bad_images=bad_images,
             out=out,
             force=force,

@@ -33,8 +33,14 @@ ImageSize = Annotated[
     str | None, typer.Option(metavar="N|HxW", help="Input size in pixels, if not the model's own.")
 ]
 Precision = Annotated[
-    Literal["float32", "bfloat16"] | None,
+    Literal["float32", "bfloat16", "float8"] | None,
     typer.Option(help="Precision of the computation.", show_default="float32"),
+]
+Calibrate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATA", help="For float8: measure its scales on 64 of these images, once for a model folder."
+    ),
 ]
 Merge = Annotated[
     int | None, typer.Option(metavar="N", help="Merge so many patches in each layer, for speed (ToMe).")

@@ -12,6 +12,7 @@ import typer
 from vitkit.cli.options import (
     Accept,
     BatchSize,
+    Calibrate,
     Device,
     ImageSize,
     Json,
@@ -41,6 +42,7 @@ def predict(
     image_size: ImageSize = None,
     precision: Precision = None,
     merge: Merge = None,
+    calibrate: Calibrate = None,
     accept: Accept = None,
     verbose: Verbose = False,
     json: Json = False,
@@ -71,6 +73,7 @@ def predict(
         accept=accept or (),
         precision=precision,
         merge=merge,
+        calibrate=calibrate,
     )
     announce = announcer(verbose)
     for line in predictor.notes:

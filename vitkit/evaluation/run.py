@@ -86,6 +86,7 @@ def evaluate(
     accept: Sequence[str] = (),
     precision: Precision | None = None,
     merge: int | None = None,
+    calibrate: Data | None = None,
     bad_images: BadImages | BadImageRule = "skip",
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -99,7 +100,7 @@ def evaluate(
 
     real: ReaL's real.json, for ImageNet's validation images. mapping: a file that maps the data's classes to the head's;
     images of unlisted classes are excluded. classes: "head" chooses answers among all classes of the head, "data" only
-    among those of the data. precision, merge: as for `load`. bad_images: "skip" skips unreadable images, unless they are
+    among those of the data. precision, merge, calibrate: as for `load`. bad_images: "skip" skips unreadable images, unless they are
     too many or all of a class; "error" stops at the first, "any" skips any number. out: folder for pictures and results.
     progress: False shows none; a function is called with the number of images done, and with their total. announce:
     called with each note at once; the result has the notes too. predicted: called with the logits of labelled images,
@@ -127,6 +128,7 @@ def evaluate(
             accept=accept,
             precision=precision,
             merge=merge,
+            calibrate=calibrate,
         )
         if isinstance(predictor.model, RuntimeModel):
             known = predictor.model.folder.graph_sha256

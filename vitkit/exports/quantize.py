@@ -8,14 +8,12 @@ differs by more than `LARGEST_ERROR` stays in float. Patch embedding, norms, sof
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitkit.calibration import BATCH, Extents, measure_extents, run, watching
 from vitkit.exports.int8 import Int8Conv2d, Int8Layer, Int8Linear
 from vitkit.exports.smoothing import smooth
 from vitkit.models.float8 import large_layers
@@ -26,8 +24,6 @@ USUAL, OUTLIER = 0.98, 2.0
 "A hidden unit is an outlier if its largest value is more than OUTLIER times that which the share USUAL of units stays below."
 LARGEST_ERROR = 0.05
 "Relative error of a layer's output."
-BATCH = 8
-Extents = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -118,46 +114,6 @@ def split_units(model: Model, lows: Extents, highs: Extents) -> dict[str, int]:
             lows[reader][units], highs[reader][units] = 0.0, 0.0
             split[name] = len(units)
     return split
-
-
-@contextmanager
-def watching(
-    model: Model, names: Sequence[str], see: Callable[[str, Tensor, Tensor], None]
-) -> Iterator[None]:
-    """Call `see(name, input, output)` whenever a layer runs."""
-
-    def hook(name: str) -> Any:
-        return lambda _, inputs, output: see(name, inputs[0], output)
-
-    handles = [model.get_submodule(name).register_forward_hook(hook(name)) for name in names]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def run(model: Model, images: Tensor) -> None:
-    with torch.no_grad():
-        for batch in images.split(BATCH):
-            model.features(batch)
-
-
-def measure_extents(model: Model, names: Sequence[str], images: Tensor) -> tuple[Extents, Extents]:
-    """Return the least and the largest value in each channel of each layer's input."""
-    lows: Extents = {}
-    highs: Extents = {}
-
-    def see(name: str, x: Tensor, _: Tensor) -> None:
-        is_linear = isinstance(model.get_submodule(name), nn.Linear)
-        x = x.flatten(0, -2) if is_linear else x.transpose(0, 1).flatten(1).T  # (values, channels)
-        low, high = x.aminmax(dim=0)
-        lows[name] = torch.minimum(lows.get(name, low), low)
-        highs[name] = torch.maximum(highs.get(name, high), high)
-
-    with watching(model, names, see):
-        run(model, images)
-    return lows, highs
 
 
 def measure_errors(model: Model, made: dict[str, Int8Layer], images: Tensor) -> dict[str, float]:

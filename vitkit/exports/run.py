@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from vitkit.calibration import for_calibration, from_source
 from vitkit.config import check_choice
 from vitkit.data.open import Data, open_data
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.exports.card import write_card
 from vitkit.exports.check import Check, compare, measure, what_is_lost
-from vitkit.exports.images import BUILT_IN, built_in, for_calibration, from_source
+from vitkit.exports.images import BUILT_IN, built_in
 from vitkit.exports.quantize import quantize
 from vitkit.files import check_output, digest, folder_written_whole
 from vitkit.models.configs import OwnConfig, ResNetConfig, Size

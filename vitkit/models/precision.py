@@ -45,6 +45,7 @@ def check_precision(precision: str, device: str, also: tuple[str, ...] = ()) -> 
     known = PRECISIONS[device]
     if precision == "float8":
         check_float8(torch.device(device))
+        return "float8"
     for name in known:
         if name == precision:
             return name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,12 +44,12 @@ class Network(Model):
         self.module = call if isinstance(call, nn.Module) else None
         self.is_cast = self.module is not None and not isinstance(self.module, Model)
 
-    def prepare(self) -> Network:
-        """Compute as the way says from now on: its precision, its merging, compiled."""
+    def prepare(self, largest: Mapping[str, float] | None = None) -> Network:
+        """Compute as the way says from now on: its precision, its merging, compiled. largest: the scales of float8."""
         if self.module is not None:
             if isinstance(self.module, Model):
                 self.module.set_merge(self.way.merge)
-                self.module.set_precision(self.way.precision)
+                self.module.set_precision(self.way.precision, largest)
             else:
                 self.module.to(self.way.dtype)
             if self.way.is_compiled:
@@ -115,8 +115,14 @@ def is_exported(predictor: Predictor) -> bool:
     return next(predictor.model.parameters(), None) is None
 
 
-def own_candidate(predictor: Predictor, way: Way, path: str | None, train: bool = False) -> Candidate:
-    """Return a loaded model in one way; the loaded model stays as it is."""
+def own_candidate(
+    predictor: Predictor,
+    way: Way,
+    path: str | None,
+    train: bool = False,
+    largest: Mapping[str, float] | None = None,
+) -> Candidate:
+    """Return a loaded model in one way; the loaded model stays as it is. largest: the scales of float8."""
     model, config, precision = predictor.model, predictor.model.config, way.precision
     if is_exported(predictor):
         folder = getattr(model, "folder", None)
@@ -129,7 +135,7 @@ def own_candidate(predictor: Predictor, way: Way, path: str | None, train: bool 
         is_changed = train or way.precision != "float32" or way.merge
         network = Network(config, copy.deepcopy(model) if is_changed else model, way)
         if not train:
-            network.prepare()
+            network.prepare(largest)
     return Candidate(
         predictor, network, precision, None if path is None else Plan(way, path, False, config.size)
     )

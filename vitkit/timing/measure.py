@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitkit.kernels.float8 import DTYPE as FLOAT8
 from vitkit.models.precision import DTYPES
 from vitkit.timing.candidates import Candidate
 from vitkit.timing.memory import allocated_peak
@@ -99,7 +100,8 @@ def measure(
 def _matrix_rate(candidates: Sequence[Candidate], precision: str) -> float:
     """Return the rate of a matrix product with as many threads as a candidate has at most."""
     torch.set_num_threads(max(item.way.threads for item in candidates))
-    return matrix_rate(torch.device(candidates[0].way.device), DTYPES[precision], MATRIX_SECONDS)
+    dtype = FLOAT8 if precision == "float8" else DTYPES[precision]
+    return matrix_rate(torch.device(candidates[0].way.device), dtype, MATRIX_SECONDS)
 
 
 def logits_difference(candidate: Candidate, images: Tensor) -> float | None:

@@ -29,6 +29,8 @@ class BenchRow(Result):
     precision: str
     merge: int
     "Patches that each layer merges."
+    scales: Literal["static", "dynamic"] | None
+    "Of float8: measured once, or for each token."
     threads: int
     measures: Literal["infer", "train"]
     "Forward passes, or training steps with forward pass, backward pass and update."
@@ -82,6 +84,7 @@ class BenchRow(Result):
             "infer_gmacs": round(self.macs / 1e9, 2),
             "param_count": round(self.parameters / 1e6, 2),
             "merge": self.merge,
+            "scales": self.scales,
             "ratio": self.ratio,
             "ratio_low": self.ratio_low,
             "ratio_high": self.ratio_high,
@@ -162,6 +165,7 @@ def in_rows(
             device=item.way.device,
             precision=item.precision,
             merge=item.way.merge,
+            scales=None if item.precision != "float8" else "dynamic" if item.way.is_dynamic else "static",
             threads=item.way.threads,
             measures="train" if train else "infer",
             batch_size=timed.batch_size,
@@ -200,6 +204,7 @@ def named(rows: Sequence[BenchRow]) -> list[str]:
                 *([LIBRARIES[row.library]] if libraries else []),
                 *(["compiled"] if row.runs == "compiled" else []),
                 *([f"merging {row.merge}"] if row.merge else []),
+                *(["dynamic scales"] if row.scales == "dynamic" else []),
                 *([row.precision] if row.precision != first.precision else []),
                 *([f"x{row.threads}"] if row.threads != first.threads else []),
             ]

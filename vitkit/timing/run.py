@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from vitkit.calibration import find_scales
 from vitkit.config import Bounds
 from vitkit.data.open import Data, open_data
 from vitkit.data.sources.source import Source
@@ -24,7 +26,7 @@ from vitkit.files import check_output, write_file
 from vitkit.machine import busy_note, cpu_name
 from vitkit.models.configs import OwnConfig, Size, as_size
 from vitkit.models.own import OWN
-from vitkit.notes import kind_of
+from vitkit.notes import Note, kind_of
 from vitkit.predictor import AnyModel, Predictor, choose_device
 from vitkit.progress import Progress, showing
 from vitkit.timing.candidates import Candidate, is_exported, open_model, own_candidate, peer_candidate
@@ -34,6 +36,7 @@ from vitkit.timing.peers import PEERS, TORCHVISION, check, written
 from vitkit.timing.results import BenchResult, BenchRow, as_csv, as_markdown, brief, in_rows, named
 from vitkit.timing.ways import LIBRARIES, Way, choose_precision
 from vitkit.weights.convert import save
+from vitkit.weights.load import weight_file
 
 TABLE, DOCUMENT, COLUMNS, PICTURE = "bench.md", "bench.json", "bench.csv", "bench.png"
 "Files of `--out`."
@@ -53,6 +56,7 @@ def bench(
     *,
     compile: bool = False,
     merge: int | Sequence[int] = (),
+    calibrate: Data | None = None,
     image_size: Size | None = None,
     rounds: int = 10,
     memory: bool = True,
@@ -67,8 +71,8 @@ def bench(
     precision: one or several; by default bfloat16 on a GPU, else float32. peers: also run the same model with the same
     weights in timm, transformers, torchvision, ONNX Runtime and OpenVINO, if they are installed and have it. data: also
     measure accuracy on these images. train: measure training steps instead. compile: also measure each model compiled.
-    merge: also measure with this many patches merged in each layer; one number or several. rounds: turns of each
-    candidate. memory: whether to measure memory; on a CPU this takes a process per candidate. out: folder for tables and
+    merge: also measure with this many patches merged in each layer; one number or several. calibrate: images on which
+    the scales of float8 are measured; then there are rows with and without them. rounds: turns of each candidate. memory: whether to measure memory; on a CPU this takes a process per candidate. out: folder for tables and
     a picture. progress: False shows none; a function is called with the number of turns done, and with their total.
     """
     given = _as_list(models)
@@ -87,6 +91,10 @@ def bench(
     if not precisions:
         raise InputError("precision is empty; expected at least one")
     Bounds(at_least=1).check("merge", tuple(merges))
+    if "float8" in precisions and train:
+        raise InputError("float8 is for inference: leave out train, or take another precision")
+    if calibrate is not None and "float8" not in precisions:
+        raise InputError("calibrate is for precision float8: leave it out, or give both")
     if merges and train:
         raise InputError("patches are merged only in inference: leave out merge or train")
     folder = None if out is None else Path(out).expanduser()
@@ -101,7 +109,13 @@ def bench(
         for number, model in enumerate(given):
             predictor = open_filled(model, chosen, size)
             files = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"vitkit-bench-{number}-")))
-            candidates += _candidates(predictor, model, ways, merges, files, peers, compile, train, notes)
+            largest = None
+            if "float8" in precisions and not is_exported(predictor):
+                largest, note = _scales(predictor, model, calibrate)
+                notes.append(note)
+            candidates += _candidates(
+                predictor, model, ways, merges, files, peers, compile, train, notes, largest
+            )
         if not candidates:
             raise InputError(f"nothing can be measured: {'; '.join(notes)}")
         images = {item.network.config.size: _images(item) for item in candidates}
@@ -162,6 +176,7 @@ def _candidates(
     compile: bool,
     train: bool,
     notes: list[str],
+    largest: Mapping[str, float] | None,
 ) -> Iterator[Candidate]:
     """Yield a model in every way that was asked for, ours first; what can't be is a note."""
     name = predictor.spec.removeprefix(OWN)
@@ -184,11 +199,14 @@ def _candidates(
         return
     modes = (False, True) if compile else (False,)
     for way in ways:
-        for merge in (0, *merges):
+        # Fixed scales, if there are any, and dynamic ones.
+        scales = [largest] if way.precision != "float8" else [largest, None] if largest else [None]
+        for given, merge in itertools.product(scales, (0, *merges)):
             for is_compiled in modes:
-                one = replace(way, is_compiled=is_compiled, merge=merge)
+                is_dynamic = way.precision == "float8" and given is None
+                one = replace(way, is_compiled=is_compiled, merge=merge, is_dynamic=is_dynamic)
                 try:
-                    yield own_candidate(predictor, one, path, train)
+                    yield own_candidate(predictor, one, path, train, given)
                 except InputError as error:
                     notes.append(f"{name} in {one.words}: {error}")
                     break
@@ -204,6 +222,14 @@ def _candidates(
                     yield peer_candidate(predictor, one, target, train)
             except InputError as error:
                 notes.append(f"{name} in {LIBRARIES[library]}: {error}")
+
+
+def _scales(
+    predictor: Predictor, model: AnyModel, calibrate: Data | None
+) -> tuple[dict[str, float] | None, Note]:
+    """Return the scales of float8, measured or from the model's folder, and a note on them."""
+    weights = None if isinstance(model, Predictor | nn.Module) or model in TORCHVISION else weight_file(model)
+    return find_scales(predictor.model, predictor.preprocessing, weights, calibrate, predictor.device)
 
 
 def _path(predictor: Predictor, model: AnyModel, folder: Path) -> str | None:

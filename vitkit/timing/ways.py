@@ -31,12 +31,15 @@ class Way:
     is_compiled: bool = False
     merge: int = 0
     "Patches that each layer merges."
+    is_dynamic: bool = False
+    "Whether float8 scales each token by itself."
 
     @property
     def words(self) -> str:
         """The way in a table: 'timm, compiled'."""
+        dynamic = ", dynamic scales" if self.is_dynamic else ""
         merging = f", merging {self.merge}" if self.merge else ""
-        return f"{LIBRARIES[self.library]}{', compiled' if self.is_compiled else ''}{merging}"
+        return f"{LIBRARIES[self.library]}{', compiled' if self.is_compiled else ''}{dynamic}{merging}"
 
     @property
     def dtype(self) -> torch.dtype:

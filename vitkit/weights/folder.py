@@ -29,7 +29,7 @@ from vitkit.weights.public import known_licence
 FORMAT_VERSION = 1
 CARD = "README.md"
 # All files that our model folders may hold.
-FILES = {"config.json", "model.safetensors", CARD, "preprocessor_config.json"}
+FILES = {"config.json", "model.safetensors", CARD, "preprocessor_config.json", "float8.json"}
 FAMILIES: dict[str, type[ModelConfig]] = {
     "vit": ViTConfig,
     "hybrid": HybridConfig,
