@@ -24,6 +24,7 @@ STATIC = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/ways.js": ("ways.js", "text/javascript"),
 }
 NAMES = ["tabby", "Egyptian cat", "lynx", "<b>tiger</b> cat", "Persian cat", "cougar", "snow leopard", "fox"]
 INFO: dict[str, Any] = {

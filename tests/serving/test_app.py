@@ -199,7 +199,17 @@ def test_keys_are_asked_for(locked: Client) -> None:
         answer = locked.post("/predict", {"a": picture(1)}, Authorization=given)
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert locked.get("/metrics", Authorization="").status == 401
-    for path in ("/", "/page.css", "/page.js", "/info", "/docs", "/openapi.json", "/healthz", "/readyz"):
+    for path in (
+        "/",
+        "/page.css",
+        "/page.js",
+        "/ways.js",
+        "/info",
+        "/docs",
+        "/openapi.json",
+        "/healthz",
+        "/readyz",
+    ):
         assert locked.get(path, Authorization="").status == 200
 
 

@@ -34,6 +34,7 @@ _STATIC = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/ways.js": ("ways.js", "text/javascript"),
 }
 
 

@@ -20,7 +20,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COMPUTED = frozenset(("/predict", "/embed", "/attention", "/search"))
 "Paths whose requests go through the batcher."
-OPEN = frozenset(("/", "/page.css", "/page.js", "/info", "/docs", "/openapi.json", "/healthz", "/readyz"))
+OPEN = frozenset(
+    ("/", "/page.css", "/page.js", "/ways.js", "/info", "/docs", "/openapi.json", "/healthz", "/readyz")
+)
 "Paths that need no key."
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
