@@ -7,14 +7,18 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fastapi import FastAPI
 from PIL import Image
 
+import vitkit
 from tests.serving.client import Client, encoded, form, running
 from tests.serving.conftest import picture
+from vitkit.errors import InputError
+from vitkit.evaluation.embeddings import open_embeddings
 from vitkit.predictor import Predictor
 from vitkit.serving.engine import Engine
 from vitkit.serving.guard import POLICY
@@ -85,6 +89,61 @@ def test_attention_gives_a_picture(client: Client) -> None:
 def test_attention_that_is_not_there(client: Client, query: str, words: str) -> None:
     answer = client.post(f"/attention?{query}", {"a": picture(1)})
     assert (answer.status, answer.json) == (400, {"error": words})
+
+
+@pytest.fixture(scope="module")
+def searching(
+    predictor: Predictor, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Client, Path]]:
+    folder = tmp_path_factory.mktemp("searched")
+    for number in range(12):
+        path = folder / "photos" / "blue" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(number, size=(300, 200)))
+    features = folder / "features.parquet"
+    vitkit.embed(predictor, str(folder / "photos"), out=features, progress=False)
+    engine = Engine(predictor, latency=5.0, batch_size=4, features=open_embeddings(features))
+    with running(engine) as client:
+        yield client, folder
+    assert engine.close(10)
+
+
+def test_search_finds_the_nearest_images(searching: tuple[Client, Path]) -> None:
+    client, _ = searching
+    assert client.get("/info").json["search"] == {"images": 12}
+    data = picture(5, size=(300, 200))
+    found = client.post("/search?k=3", {"a": data}).json["images"]
+    assert len(found) == 3
+    assert (found[0]["name"], found[0]["label"]) == ("5.jpg", "blue") and found[0]["similarity"] > 0.9999
+    assert found[0]["similarity"] >= found[1]["similarity"] >= found[2]["similarity"]
+    answer = client.get(f"/thumbnail/{found[0]['index']}")
+    assert answer.headers["content-type"] == "image/jpeg"
+    with Image.open(io.BytesIO(answer.content)) as image:
+        assert image.size == (160, 107)
+
+
+def test_images_that_are_not_there(searching: tuple[Client, Path]) -> None:
+    client, folder = searching
+    assert client.get("/thumbnail/12").json == {"error": "image 12 is not there"}
+    (folder / "photos" / "blue" / "7.jpg").unlink()
+    answer = client.get("/thumbnail/9")  # names are sorted as texts
+    assert (answer.status, answer.json) == (404, {"error": "image 9 is not there"})
+    assert client.get("/thumbnail/x").status == client.get("/thumbnail/-1").status == 400
+    assert client.get("/thumbnail/..%2f..%2fetc%2fpasswd").status == 404
+
+
+def test_search_without_features(client: Client) -> None:
+    answer = client.post("/search", {"a": picture(1)})
+    assert answer.status == 501 and answer.json["error"].endswith("vit serve MODEL --features FILE")
+    assert client.get("/thumbnail/0").status == 501
+
+
+def test_features_of_another_model_are_refused(searching: tuple[Client, Path]) -> None:
+    other = vitkit.load(
+        vitkit.create_model("Ti/16", num_classes=7, image_size=32, depth=1, width=24, heads=3, mlp_width=32)
+    )
+    with pytest.raises(InputError, match="was made with other weights"):
+        Engine(other, latency=5.0, features=open_embeddings(searching[1] / "features.parquet"))
 
 
 def test_a_broken_picture_among_good_ones_is_named(client: Client) -> None:

@@ -18,13 +18,13 @@ from tests.serving.conftest import picture
 from vitkit.errors import InputError
 from vitkit.predictor import Predictor
 from vitkit.serving.decoding import FORMATS, read_header
-from vitkit.serving.engine import Attention, Engine, Look, Outputs
+from vitkit.serving.engine import Answer, Attention, Engine, Look, Outputs, Task
 from vitkit.serving.schedule import Refused
 
 
-def ask(engine: Engine, *pictures: bytes, look: Look | None = None) -> list[Outputs | bytes | InputError]:
+def ask(engine: Engine, *pictures: bytes, task: Task = None) -> list[Answer]:
     headers = [engine.header(data) for data in pictures]
-    return engine.submit(pictures, headers, time.monotonic(), look).result(30)
+    return engine.submit(pictures, headers, time.monotonic(), task).result(30)
 
 
 def test_answers_are_the_models_own(engine: Engine, predictor: Predictor) -> None:
@@ -50,7 +50,7 @@ def test_attention_is_drawn_over_the_picture(engine: Engine) -> None:
     assert engine.attention == Attention(layers=2, heads=3)
     seen = set()
     for look in (Look(), Look(0), Look(1), Look(0, 0), Look(0, 2)):
-        [png] = ask(engine, picture(3), look=look)
+        [png] = ask(engine, picture(3), task=look)
         assert isinstance(png, bytes)
         with Image.open(io.BytesIO(png)) as image:
             assert image.format == "PNG" and image.size == (672, 672)

@@ -29,6 +29,10 @@ def serve(
     image_size: ImageSize = None,
     names: Names = None,
     accept: Accept = None,
+    features: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A file that vit embed wrote: adds the search for similar images."),
+    ] = None,
     keys: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="API keys, one per line; also those in the variable VIT_KEYS."),
@@ -65,6 +69,7 @@ def serve(
         image_size=size,
         names=names,
         accept=accept or (),
+        features=features,
         keys=keys,
         public=public,
         allow_host=allow_host or (),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
@@ -21,9 +21,10 @@ from vitkit.serving.batcher import Refused
 from vitkit.serving.bodies import LARGE, Gone, Picture, Problem, Room, read_body, take_apart
 from vitkit.serving.decoding import Header
 from vitkit.serving.documentation import describe
-from vitkit.serving.engine import Engine, Look, Outputs
+from vitkit.serving.engine import Answer, Engine, Look, Outputs, Search, Task
 from vitkit.serving.guard import ACCEPTED, Guard, in_words
 from vitkit.serving.settings import Hosts, Keys, Limits
+from vitkit.serving.thumbnails import Thumbnails
 
 _READ = "cannot read the image's bytes: "
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -100,6 +101,7 @@ def _answers(
         400: "The request is broken.",
         401: "A key is missing or wrong.",
         403: "The request comes from a page of another site.",
+        404: "It is not there.",
         408: "The request took too long to arrive.",
         413: "The request is too large.",
         415: "The content type is unknown.",
@@ -134,7 +136,7 @@ def _add_state(api: FastAPI, engine: Engine, keys: Keys, limits: Limits) -> None
         if attention
         else None,
         attention_reason=engine.attention_reason or None,
-        search=None,
+        search=None if engine.features is None else schemas.SearchInfo(images=len(engine.features)),
         max_bytes=limits.max_bytes,
         max_images=limits.max_images,
         latency_ms=1000 * engine.batcher.latency,
@@ -220,7 +222,7 @@ def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
                 501, f"{engine.predictor.name} has no classification head; /embed gives its features"
             )
 
-        def row(picture: Picture, answer: Outputs | bytes | InputError) -> dict[str, Any]:
+        def row(picture: Picture, answer: Answer) -> dict[str, Any]:
             if not isinstance(answer, Outputs):
                 return {"file": picture.name, "error": _words(answer)}
             return {"file": picture.name, "classes": [_class(guess) for guess in engine.classes(answer, top)]}
@@ -263,10 +265,41 @@ def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
             raise Problem(400, f"{picture.name}: {_words(answer)}")
         return Response(answer, media_type="image/png")
 
+    @api.post("/search", responses=_answers(schemas.Similar, *_COMPUTED, 501), openapi_extra=body)
+    async def search(request: Request, k: Annotated[int, Query(ge=1, le=100)] = 12) -> Response:
+        """The images of the server's own set that are nearest to one picture, by the cosine of their features."""
+        if engine.features is None:
+            raise Problem(
+                501, "this server was not given a file of features: vit serve MODEL --features FILE"
+            )
+        [picture], [answer] = await _compute(request, engine, limits, Search(k))
+        if not isinstance(answer, tuple):
+            raise Problem(400, f"{picture.name}: {_words(answer)}")
+        return JSONResponse({"images": [vars(found) for found in answer]})
+
+    thumbnails = None if engine.features is None else Thumbnails(engine.features)
+
+    @api.get(
+        "/thumbnail/{index}",
+        responses=_answers(None, 400, 401, 404, 421, 501, media={"image/jpeg": _BINARY}),
+        response_class=Response,
+    )
+    async def thumbnail(index: Annotated[int, Path(ge=0, le=2**31)]) -> Response:
+        """A small version of an image that /search found, by its index."""
+        if thumbnails is None:
+            raise Problem(
+                501, "this server was not given a file of features: vit serve MODEL --features FILE"
+            )
+        try:
+            content = await thumbnails.get(index)
+        except InputError:
+            raise Problem(404, f"image {index} is not there") from None
+        return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+
 
 async def _compute(
-    request: Request, engine: Engine, limits: Limits, look: Look | None = None
-) -> tuple[list[Picture], list[Outputs | bytes | InputError]]:
+    request: Request, engine: Engine, limits: Limits, task: Task = None
+) -> tuple[list[Picture], list[Answer]]:
     """Return a request's pictures and what became of each; none that can be read is a Problem."""
     with Room(limits, engine.metrics) as room:
         body, arrived = await read_body(request.receive, room, limits)
@@ -274,26 +307,26 @@ async def _compute(
 
         def read() -> tuple[list[Picture], list[Header | InputError]]:
             pictures = take_apart(kind, body, limits)
-            if look is not None and len(pictures) > 1:
+            if task is not None and len(pictures) > 1:
                 raise Problem(400, f"the request has {len(pictures)} pictures; expected one")
             return pictures, [_header(engine, picture.data) for picture in pictures]
 
         pictures, headers = await asyncio.to_thread(read) if len(body) >= LARGE else read()
         wanted = [place for place, header in enumerate(headers) if isinstance(header, Header)]
-        answers: list[Outputs | bytes | InputError | Header] = [*headers]
+        answers: list[Answer | Header] = [*headers]
         if wanted:
             try:
                 future = engine.submit(
                     [pictures[place].data for place in wanted],
                     [header for header in headers if isinstance(header, Header)],
                     arrived,
-                    look,
+                    task,
                 )
             except Refused as refused:
                 engine.metrics.add("vit_images_total", "refused", len(wanted))
                 status = 413 if refused.retry_after is None else 503
                 raise Problem(status, refused.reason, refused.retry_after) from None
-            request.scope[ACCEPTED] = arrived, engine.bound(look), len(wanted)
+            request.scope[ACCEPTED] = arrived, engine.bound(task), len(wanted)
             try:
                 found = await asyncio.wrap_future(future)
             except Exception:

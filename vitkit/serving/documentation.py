@@ -11,6 +11,7 @@ _EXAMPLES = {
     "/predict": "curl -F file=@photo.jpg http://127.0.0.1:8000/predict",
     "/embed": "curl -F file=@a.jpg -F file=@b.jpg http://127.0.0.1:8000/embed",
     "/attention": "curl -F file=@photo.jpg 'http://127.0.0.1:8000/attention?layer=11&head=mean' -o attention.png",
+    "/search": "curl -F file=@photo.jpg 'http://127.0.0.1:8000/search?k=5'",
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from vitkit.data.images import prepare
 from vitkit.errors import InputError
+from vitkit.evaluation.embeddings import Embeddings
 from vitkit.inspection.asking import Undefined, attending
 from vitkit.inspection.attention import attention_maps
 from vitkit.inspection.drawings import draw_over_photo
@@ -28,8 +31,8 @@ from vitkit.serving.metrics import Metrics
 from vitkit.serving.schedule import RESERVE
 from vitkit.serving.times import measure_batches
 
-ATTENTION_SLACK = 4
-"The bound of an attention map is that of all images, and so many times what it takes itself."
+TASK_SLACK = 4
+"The bound of an attention map or of a search is that of all images, and so many times what it takes itself."
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,22 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Search:
+    """How many of the nearest images to find."""
+
+    k: int
+
+
+Task = Look | Search | None
+"What is asked of a picture besides its outputs."
+
+
+@dataclass(frozen=True)
 class Work:
-    """A picture, and what is asked of it: its outputs, or a drawing of attention."""
+    """A picture, and what is asked of it: its outputs, a drawing of attention, or the images nearest to it."""
 
     data: bytes
-    look: Look | None = None
+    task: Task = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,20 @@ class Outputs:
 
     logits: Tensor | None
     features: Tensor | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """An image of the features file that is near to a picture."""
+
+    index: int
+    name: str
+    label: str
+    similarity: float
+
+
+Answer = Outputs | bytes | tuple[Found, ...] | InputError
+"What became of a picture."
 
 
 @dataclass(frozen=True)
@@ -76,10 +104,11 @@ class Engine:
         max_pixels: int = 50_000_000,
         max_waiting: int = 1024,
         metrics: Metrics | None = None,
+        features: Embeddings | None = None,
     ) -> None:
         """latency: seconds from a request's last byte to its answer. batch_size: the most images in a batch.
 
-        threads: how many decode pictures of one batch.
+        threads: how many decode pictures of one batch. features: the images to search, by the same model.
         """
         self.predictor, self.max_pixels = predictor, max_pixels
         self.metrics = metrics or Metrics()
@@ -91,6 +120,9 @@ class Engine:
         sample = _sample(self._preprocessing.size)
         self._probe(sample)
         self.attention, self.attention_reason = self._find_attention()
+        self.features = features
+        if features is not None:
+            features.check(predictor)
         run = ThreadPoolExecutor(1, "measure")  # PyTorch's threads belong to the thread that uses them
         try:
             times = run.submit(
@@ -100,17 +132,19 @@ class Engine:
                 latency * (1 - RESERVE) / 2,
             ).result()
             self._decode_times = run.submit(time_decoding, self._prepare).result()
-            self.attention_seconds = 0.0
-            if self.attention:
-                look = Work(sample, Look())
-                self._compute_all([look])
-                self.attention_seconds = run.submit(_seconds, lambda: self._compute_all([look])).result()
+            self._task_seconds: dict[type, float] = {}
+            tasks: list[Look | Search] = [Look()] if self.attention else []
+            tasks += [] if features is None else [Search(1)]
+            for task in tasks:
+                work = [Work(sample, task)]
+                self._compute_all(work)
+                self._task_seconds[type(task)] = run.submit(
+                    _seconds, partial(self._compute_all, work)
+                ).result()
         finally:
             run.shutdown()
         self._sample_seconds = self._decode_times.predict(read_header(sample, 1 << 62))
-        self.batcher: Batcher[Work, Outputs | bytes | InputError] = Batcher(
-            self._compute, times, latency, max_waiting
-        )
+        self.batcher: Batcher[Work, Answer] = Batcher(self._compute, times, latency, max_waiting)
 
     @property
     def can_classify(self) -> bool:
@@ -122,22 +156,19 @@ class Engine:
         return read_header(data, self.max_pixels)
 
     def submit(
-        self, pictures: Sequence[bytes], headers: Sequence[Header], arrived: float, look: Look | None = None
-    ) -> Future[list[Outputs | bytes | InputError]]:
+        self, pictures: Sequence[bytes], headers: Sequence[Header], arrived: float, task: Task = None
+    ) -> Future[list[Answer]]:
         """Return the future answers for pictures, each an InputError if it can't be read; or raise Refused at once."""
-        extras = [self._extra(header) for header in headers]
-        if look is not None:
-            extras = [extra + self.attention_seconds for extra in extras]
-        future = self.batcher.submit(
-            [Work(data, look) for data in pictures], extras, arrived, self.bound(look)
-        )
+        more = self._task_seconds.get(type(task), 0.0)
+        extras = [self._extra(header) + more for header in headers]
+        works = [Work(data, task) for data in pictures]
+        future = self.batcher.submit(works, extras, arrived, self.bound(task))
         self.metrics.set("vit_waiting_images", self.batcher.num_waiting)
         return future
 
-    def bound(self, look: Look | None) -> float:
+    def bound(self, task: Task = None) -> float:
         """Return seconds from a request's last byte to its answer."""
-        slack = 0.0 if look is None else ATTENTION_SLACK * self.attention_seconds
-        return self.batcher.latency + slack
+        return self.batcher.latency + TASK_SLACK * self._task_seconds.get(type(task), 0.0)
 
     def classes(self, outputs: Outputs, top: int) -> list[Prediction]:
         """Return the likeliest classes."""
@@ -187,7 +218,7 @@ class Engine:
         except InputError as error:
             return error
 
-    def _compute(self, batch: Sequence[Work]) -> list[Outputs | bytes | InputError]:
+    def _compute(self, batch: Sequence[Work]) -> list[Answer]:
         start = time.perf_counter()
         results = self._compute_all(batch)
         self.metrics.add("vit_compute_seconds_total", amount=time.perf_counter() - start)
@@ -195,24 +226,41 @@ class Engine:
         self.metrics.set("vit_waiting_images", self.batcher.num_waiting)
         return results
 
-    def _compute_all(self, batch: Sequence[Work]) -> list[Outputs | bytes | InputError]:
+    def _compute_all(self, batch: Sequence[Work]) -> list[Answer]:
         each = map if self._pool is None or len(batch) == 1 else self._pool.map
         prepared: list[Tensor | InputError] = [*each(self._try_prepare, batch)]
-        plain = [
+        passed = [
             image
             for image, work in zip(prepared, batch, strict=True)
-            if work.look is None and isinstance(image, Tensor)
+            if isinstance(image, Tensor) and not isinstance(work.task, Look)
         ]
-        rows = iter(self._outputs(torch.stack(plain)) if plain else ())
-        results: list[Outputs | bytes | InputError] = []
+        rows = iter(self._outputs(torch.stack(passed)) if passed else ())
+        results: list[Answer] = []
         for image, work in zip(prepared, batch, strict=True):
             if isinstance(image, InputError):
                 results.append(image)
-            elif work.look is None:
-                results.append(next(rows))
+            elif isinstance(work.task, Look):
+                results.append(self._draw(work.data, image, work.task))
+            elif isinstance(work.task, Search):
+                results.append(self._find(next(rows), work.task))
             else:
-                results.append(self._draw(work.data, image, work.look))
+                results.append(next(rows))
         return results
+
+    def _find(self, outputs: Outputs, task: Search) -> tuple[Found, ...]:
+        assert self.features is not None and outputs.features is not None
+        similarities, numbers = self.features.nearest(
+            outputs.features[None].numpy(), task.k, self.predictor.device
+        )
+        return tuple(
+            Found(
+                number,
+                os.path.basename(self.features.images[number]),
+                self.features.labels[number],
+                similarity,
+            )
+            for similarity, number in zip(similarities[0].tolist(), numbers[0].tolist(), strict=True)
+        )
 
     def _outputs(self, batch: Tensor) -> list[Outputs]:
         if self.num_features is None:

@@ -50,6 +50,7 @@ def serve(
     image_size: Size | None = None,
     names: Names | None = None,
     accept: str | Sequence[str] = (),
+    features: str | os.PathLike[str] | None = None,
     keys: str | os.PathLike[str] | None = None,
     public: bool = False,
     allow_host: Sequence[str] = (),
@@ -64,6 +65,7 @@ def serve(
     time is refused at once.
     workers: processes that share the port, each with a model of its own; one that dies is replaced.
     batch_size: the most images in a batch. threads: of the CPU, of each worker; by default, workers share the cores.
+    features: a file that `embed` wrote with this model; its images are searched.
     keys: a file of API keys, one per line; those in the environment variable VIT_KEYS count as well.
     public: let everyone in although other machines can reach the server and there are no keys.
     allow_host: names by which the server is reached, for example behind a proxy.
@@ -98,6 +100,7 @@ def serve(
         allowed,
         allow_host,
         limits,
+        features,
     )
     start = 0.0
     with bind(host, port, shared=workers > 1) as opened:  # before the model is loaded, which takes longer

@@ -37,6 +37,17 @@ class Embeddings(Document):
     width: int
 
 
+class Found(Document):
+    index: int = Field(description="Of the image, for /thumbnail.")
+    name: str
+    label: str
+    similarity: float = Field(description="Cosine of the features, at most 1.")
+
+
+class Similar(Document):
+    images: list[Found] = Field(description="The nearest first.")
+
+
 class AttentionInfo(Document):
     layers: int
     heads: int
@@ -63,7 +74,3 @@ class Info(Document):
 
 class Health(Document):
     status: str
-
-
-class Images(Document):
-    images: list[str] = Field(description="Files in base64.", min_length=1)

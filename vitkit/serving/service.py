@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from vitkit.errors import InputError
+from vitkit.evaluation.embeddings import open_embeddings
 from vitkit.models.configs import Size
 from vitkit.predictor import AnyModel, Names, load
 from vitkit.serving.engine import Engine
@@ -41,6 +42,7 @@ class Service:
     keys: Keys = field(default_factory=Keys)
     allow_host: Sequence[str] = ()
     limits: Limits = field(default_factory=Limits)
+    features: str | os.PathLike[str] | None = None
 
     def open(self, metrics: Metrics | None = None) -> Engine:
         """Load the model and measure it."""
@@ -56,6 +58,7 @@ class Service:
             self.limits.max_pixels,
             self.limits.max_waiting,
             metrics,
+            None if self.features is None else open_embeddings(self.features),
         )
 
 
