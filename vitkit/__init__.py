@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vitkit.serving.run import serve as serve
     from vitkit.studies.plan import plan_study as plan_study
     from vitkit.studies.run import run_study as run_study
+    from vitkit.studies.show import show_study as show_study
     from vitkit.timing.run import bench as bench
     from vitkit.training.run import train as train
     from vitkit.transfer.finetune import finetune as finetune
@@ -68,6 +69,7 @@ PUBLIC = {
     "save": "vitkit.weights.convert",
     "search": "vitkit.evaluation.search",
     "serve": "vitkit.serving.run",
+    "show_study": "vitkit.studies.show",
     "train": "vitkit.training.run",
     "verify": "vitkit.evaluation.verify",
     "vtab": "vitkit.transfer.vtab.run",
@@ -103,6 +105,7 @@ __all__ = [
     "save",
     "search",
     "serve",
+    "show_study",
     "train",
     "verify",
     "vtab",

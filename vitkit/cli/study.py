@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.options import Changes, Device, Json, parse_seconds
-from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.options import Changes, Device, Json, Overwrite, parse_seconds
+from vitkit.cli.output import note, print_json, print_line, print_table
 from vitkit.figures.numbers import compact, flops, percent, rough_duration
 
 if TYPE_CHECKING:
@@ -115,6 +115,47 @@ def measured_in(state: RunState, name: str) -> str:
     return ""
 
 
+def show(
+    study: File,
+    changes: Changes = None,
+    measure: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What to draw; by default the study's first measure.")
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Add the ViT paper's own points.")] = False,
+    at: Annotated[
+        float | None,
+        typer.Option(
+            metavar="EXAFLOPS", help="Where the laws predict the error; by default twice the largest."
+        ),
+    ] = None,
+    run: StudyFolder = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder to write; by default report in the study's.")
+    ] = None,
+    force: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Draw what is finished of a study: vit study show ./mine.yaml
+
+    Writes index.html, one page that needs no other file, each figure as PNG, SVG and CSV, and every run in runs.csv.
+    """
+    from vitkit.studies.show import show_study
+
+    result = show_study(
+        study, changes or (), measure=measure, paper=paper, at=at, run=run, out=out, force=force
+    )
+    if json:
+        print_json(result)
+        return
+    for law in result.laws:
+        if law.of == "compute":
+            found = f"{percent(law.predicted)} ({percent(law.low)} to {percent(law.high)})"
+            note(f"{law.group}: error {found} predicted at {flops(law.at)}")
+    if result.unfinished:
+        note(f"{len(result.runs):,} of {len(result.runs) + len(result.unfinished):,} runs are finished")
+    print_line(result.html)
+
+
 def print_plan(result: StudyPlan) -> None:
     """Print the runs and their total."""
     rows = [
@@ -143,4 +184,4 @@ def print_plan(result: StudyPlan) -> None:
         note(f"not here: {', '.join(result.absent)}")
 
 
-STUDY: dict[str, Callable[..., None]] = {"plan": plan, "run": run}
+STUDY: dict[str, Callable[..., None]] = {"plan": plan, "run": run, "show": show}

@@ -27,7 +27,7 @@ from vitkit.errors import InputError, did_you_mean
 from vitkit.training.config import TrainConfig
 from vitkit.training.recipes import FOLDER, head, resolve
 
-Figure = Literal["data", "compute", "laws", "images"]
+Figure = Literal["data", "compute", "laws", "images", "shape"]
 STUDIES = FOLDER / "studies"
 SEED = "seed"
 "The axis over which results are averaged; its first value runs first."
@@ -93,7 +93,7 @@ class MeasureConfig:
     @property
     def word(self) -> str:
         """Its name as that of a file."""
-        return _word(self.name)
+        return file_word(self.name)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class StudyConfig:
     measure: tuple[MeasureConfig, ...] = ()
     "What is measured of each trained model; the first is shown in figures and tables."
     figures: tuple[Figure, ...] = ("compute",)
-    "Figures to draw: accuracy against training images (data), accuracy against compute (compute), error against compute, parameters and images with fitted laws (laws), images seen to a given error (images)."
+    "Figures to draw: accuracy against training images (data), accuracy against compute (compute), error against compute, parameters and images with fitted laws (laws), images seen to a given error (images), accuracy as one setting of the shape grows, a line for each group (shape)."
     tables: tuple[tuple[str, ...], ...] = ()
     "Tables of the first measure: the axis of the rows, and that of the columns if there is one."
     data_images: Count | None = None
@@ -310,7 +310,7 @@ def _points(axis: str, points: Any, where: str) -> Iterator[Point]:
             )
         label = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
         point = _point(axis, label, {axis: value}, where)
-        yield point if isinstance(value, str) else replace(point, word=_word(f"{last}-{label}"))
+        yield point if isinstance(value, str) else replace(point, word=file_word(f"{last}-{label}"))
 
 
 def _point(axis: str, label: str, settings: Mapping[str, Any], where: str) -> Point:
@@ -326,13 +326,13 @@ def _point(axis: str, label: str, settings: Mapping[str, Any], where: str) -> Po
         raise InputError(
             f"{where}: group is {shown(group)} in {label!r}; expected a name, or a list of names"
         )
-    word = _word(label)
+    word = file_word(label)
     if not word:
         raise InputError(f"{where}: {label!r} has no letter or digit, so that no run can be named after it")
     return Point(axis, label, recipe, images, groups, tuple(as_changes(dict(rest))), word)
 
 
-def _word(label: str) -> str:
+def file_word(label: str) -> str:
     """Return a label as a part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9.+=]+", "-", label).strip("-.")
 
