@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import io
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterable
@@ -323,6 +326,22 @@ def test_a_worker_that_dies_while_it_renders_is_reported() -> None:
     with pytest.raises(InputError) as error:
         next(iter(batches))
     assert str(error.value) == "a data worker died; the workers were on: photo-0.jpg"
+
+
+def test_workers_end_with_an_error_even_while_its_traceback_is_kept() -> None:
+    with pytest.raises(InputError) as error:
+        list(loader(Files(broken=[5]), workers=2, bad_images="error").steps(0, 9))
+    assert error.value and not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_a_program_that_takes_some_batches_ends() -> None:
+    code = (
+        "from tests.data.test_loader import Files, loader; batches = loader(Files(), 'resize(8)', workers=2)"
+    )
+    code += ".steps(0, 99); print(next(batches)['image'].shape)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "8, 8])" in done.stdout
 
 
 def test_images_of_different_sizes_need_a_crop() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,14 +152,14 @@ class Loader:
     def _fetched(self, start: int, stop: int) -> Iterator[list[Batch]]:
         """Yield the batches step by step, of images that workers fetch."""
         chunks = Chunks(start * self.batch_size + self.first, self.batch_size, self.count, stop - start)
-        fetched = run_workers(self, chunks)
-        for step in range(start, stop):
-            began = time.perf_counter()
-            joined = _join([next(fetched) for _ in range(chunks.per_batch)])
-            with _threads_beside(self.workers, self.device):
-                batches = self._finish(range(step, step + 1), chunks.batch(step - start), joined)
-            self.waited_seconds += time.perf_counter() - began
-            yield batches
+        with closing(run_workers(self, chunks)) as fetched:
+            for step in range(start, stop):
+                began = time.perf_counter()
+                joined = _join([next(fetched) for _ in range(chunks.per_batch)])
+                with _threads_beside(self.workers, self.device):
+                    batches = self._finish(range(step, step + 1), chunks.batch(step - start), joined)
+                self.waited_seconds += time.perf_counter() - began
+                yield batches
 
     def take_memory(self) -> None:
         """Take the memory of preparing ahead, beside whatever holds memory now."""
@@ -262,23 +265,23 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         chunks = Chunks(self.first, self.batch_size, self.batch_size, len(self), self.stop)
-        fetched = iter(()) if self.memory is not None else run_workers(self, chunks)
-        for number in range(len(self)):
-            indices = chunks.batch(number)
-            if self.memory is not None:
-                indices, bad = self.memory.readable(indices, indices)
-                part = Fetched(self.memory(indices, Draw(0, 0, indices)), indices, bad)
-            else:
-                part = _join([next(fetched) for _ in range(0, len(indices), CHUNK)])
-            images, indices = part.images, part.indices
-            self.bad |= part.bad
-            if self.rule.choice == "error":
-                self.judge(self.bad)
-            if not len(indices):
-                continue
-            labels = torch.from_numpy(self.source.labels[indices])
-            batch = {"image": images, "label": labels, "index": torch.from_numpy(indices)}
-            yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+        with closing(run_workers(self, chunks)) as fetched:
+            for number in range(len(self)):
+                indices = chunks.batch(number)
+                if self.memory is not None:
+                    indices, bad = self.memory.readable(indices, indices)
+                    part = Fetched(self.memory(indices, Draw(0, 0, indices)), indices, bad)
+                else:
+                    part = _join([next(fetched) for _ in range(0, len(indices), CHUNK)])
+                images, indices = part.images, part.indices
+                self.bad |= part.bad
+                if self.rule.choice == "error":
+                    self.judge(self.bad)
+                if not len(indices):
+                    continue
+                labels = torch.from_numpy(self.source.labels[indices])
+                batch = {"image": images, "label": labels, "index": torch.from_numpy(indices)}
+                yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
 
     def judge(self, bad: Mapping[int, Unreadable]) -> None:
         """Raise an InputError where unreadable images of the whole source are too many."""
@@ -357,7 +360,7 @@ class _Mark:
         self.marks[self.worker] = index
 
 
-def run_workers(loader: Loader | EvaluationLoader, chunks: Chunks) -> Iterator[Fetched]:
+def run_workers(loader: Loader | EvaluationLoader, chunks: Chunks) -> Generator[Fetched]:
     """Yield the chunks in order, prepared by worker processes; a worker that dies is reported with its image."""
     workers = loader.workers
     marks = torch.full((max(1, workers),), -1, dtype=torch.int64).share_memory_()
@@ -372,8 +375,13 @@ def run_workers(loader: Loader | EvaluationLoader, chunks: Chunks) -> Iterator[F
         generator=torch.Generator(),  # seeds that nothing reads; the global generator stays as it is
     )
     shape: tuple[int, ...] = ()
+    items = iter(data)
+    end = partial(_end_workers, weakref.ref(items))
+    atexit.register(
+        end
+    )  # before multiprocessing asks workers to end by SIGTERM and waits, but they ignore it
     try:
-        for item in data:
+        for item in items:
             if isinstance(item, InputError):
                 raise item
             if len(item.indices):
@@ -387,6 +395,16 @@ def run_workers(loader: Loader | EvaluationLoader, chunks: Chunks) -> Iterator[F
         raise InputError(
             f"a data worker died; the workers were on: {', '.join(held) or 'nothing yet'}"
         ) from error
+    finally:
+        end()
+        atexit.unregister(end)
+
+
+def _end_workers(items: weakref.ref[Any]) -> None:
+    """End the workers of a DataLoader's iterator, which it does when it is deleted; a second time changes nothing."""
+    end = getattr(items(), "__del__", None)  # without workers it has none
+    if end is not None:
+        end()
 
 
 def ahead(
