@@ -111,6 +111,30 @@ def test_every_verb_does_its_work_and_names_what_it_skipped_once(
     assert all(said[0].count(image) == 1 for image in met) and not recwarn.list
 
 
+CALLS: dict[str, Callable[..., Any]] = {
+    "evaluate": lambda **more: vitkit.evaluate("model", "./photos", **more),
+    "knn": lambda **more: vitkit.knn("model", "./photos", **more),
+    "inspect_model": lambda **more: vitkit.inspect_model("model", "photos/test", force=True, **more),
+    "predict": lambda **more: vitkit.predict("model", "photos", **more),
+    "embed": lambda **more: vitkit.embed("model", "./photos:test", "features.parquet", force=True, **more),
+    "pack": lambda **more: vitkit.pack("./photos", "packed", force=True, **more),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions_say_it_too_unless_progress_is_off(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = CALLS[name]()
+    said = capsys.readouterr().err.splitlines()
+    assert [
+        line
+        for line in said
+        if line.startswith(f"warning: skipped {len(result.unreadable)} unreadable image")
+    ]
+    assert all(line.startswith("warning: ") for line in said), said
+    CALLS[name](progress=False)
+    assert not capsys.readouterr().err
+
+
 def test_the_words_say_which_and_why(vit: Vit) -> None:
     [said] = [line for line in vit("knn", "model", "./photos").err.splitlines() if "unreadable" in line]
     assert re.fullmatch(

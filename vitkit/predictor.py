@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from vitkit.config import Bounds, override
 from vitkit.data.images import ImageSource, find_images, prepare, read_image
 from vitkit.data.open import Data
-from vitkit.data.threads import map_in_order
+from vitkit.data.sources.source import what_is_wrong
+from vitkit.data.threads import Unreadable, map_in_order
+from vitkit.data.unreadable import skipped_notes
 from vitkit.display import MOST_ROWS, html_table, pictures
 from vitkit.errors import InputError
 from vitkit.markup import element, join
@@ -29,7 +31,7 @@ from vitkit.models.own import OWN, OwnModule, describe, object_name
 from vitkit.models.precision import Precision, check_precision
 from vitkit.models.record import Record
 from vitkit.notes import Note, kind_of
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress, showing, telling
 from vitkit.results import Result
 from vitkit.runtimes.folder import is_exported, read_folder
 from vitkit.runtimes.model import RuntimeModel
@@ -73,6 +75,12 @@ class PredictedImage(Result):
 
 class PredictedImages(list[PredictedImage]):
     """What `predict` returns: a list, which notebooks show as a table with the first images."""
+
+    @property
+    def unreadable(self) -> list[Unreadable]:
+        """The images that can't be read."""
+        bad = ((row.image, row.error) for row in self if row.error)
+        return [Unreadable(image, what_is_wrong(image, error)) for image, error in bad]
 
     def _repr_html_(self) -> str:
         rows = ""
@@ -497,12 +505,14 @@ def predict(
         merge=merge,
         calibrate=calibrate,
     )
-    results = PredictedImages()
+    results, tell_note = PredictedImages(), telling(progress)
     with showing(progress, "predicting") as tell:
         for result in predictor.predict_files(files, top, batch_size):
             results.append(result)
             if tell:
                 tell(len(results), len(files))
+    for line in (*predictor.notes, *skipped_notes(results.unreadable, "`unreadable` of the result")):
+        tell_note(line)
     return results
 
 

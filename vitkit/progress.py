@@ -10,10 +10,14 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from vitkit.figures.numbers import clock, is_share, metric
-from vitkit.notes import Note, is_shown, say, visible, worded
+from vitkit.notes import Kind, Note, is_shown, kind_of, say, visible, worded
 
 Progress = Callable[[int, int], None]
 "Told how many images are done, and of how many."
+Tell = Callable[[str], None]
+"Told notes, each a line."
+WARNINGS: frozenset[Kind] = frozenset({"warning", "untrained"})
+"Kinds of notes that a function prints of itself."
 LINE_EVERY = 10.0
 "Seconds from one line to the next."
 BAR = 20
@@ -60,6 +64,15 @@ def showing(progress: bool | Progress | None, words: str) -> Iterator[Progress |
     else:
         with _alone():
             yield progress if callable(progress) else None
+
+
+def telling(progress: bool | Progress | None, announce: Callable[[str], None] | None = None) -> Tell:
+    """Return what takes notes: `announce` if there is one; else warnings are printed where progress is shown."""
+    if announce is not None:
+        return announce
+    if progress is True and not _is_inside.get():
+        return lambda line: say(line) if kind_of(line) in WARNINGS else None
+    return lambda line: None
 
 
 @contextmanager

@@ -222,7 +222,12 @@ def test_a_setting_that_would_do_nothing_or_break_is_refused(change: str, messag
 
 @pytest.mark.parametrize(
     ("change", "meant"),
-    [("lr=0.1", "optimizer.learning_rate"), ("epochs=3", "duration"), ("warmup=5", "schedule.warmup")],
+    [
+        ("lr=0.1", "optimizer.learning_rate"),
+        ("epochs=3", "duration"),
+        ("warmup=5", "schedule.warmup"),
+        ("optimizer.lr=0.1", "optimizer.learning_rate"),
+    ],
 )
 def test_a_setting_by_another_word_or_without_its_section_is_found(change: str, meant: str) -> None:
     with pytest.raises(InputError) as raised:

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitkit.cli.options import BadImages, Json
-from vitkit.cli.output import note, print_json, print_table
+from vitkit.cli.options import BadImages, Json, Verbose
+from vitkit.cli.output import announcer, note, print_json, print_table
 from vitkit.progress import progress_bar
 
 
@@ -20,6 +20,7 @@ def pack(
     quality: Annotated[int, typer.Option(help="JPEG quality of shrunk images.")] = 95,
     bad_images: BadImages = "skip",
     force: Annotated[bool, typer.Option("--force", help="Start over, deleting the existing shards.")] = False,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Write data into tar or parquet shards of smaller images: vit pack ./photos ./packed
@@ -44,8 +45,9 @@ def pack(
     except KeyboardInterrupt:
         note(f"stopped; run the same command again to resume{', without --force' if force else ''}")
         raise
+    announce = announcer(verbose)
     for line in result.notes:
-        note(line)
+        announce(line)
     if result.resumed_shards:
         note(f"{result.resumed_shards:,} of {result.shards:,} shards were already finished")
     if json:

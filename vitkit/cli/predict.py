@@ -58,8 +58,6 @@ def predict(
     size = parse_size(image_size)
 
     from vitkit.data.images import find_images
-    from vitkit.data.sources.source import what_is_wrong
-    from vitkit.data.threads import Unreadable
     from vitkit.data.unreadable import skipped_notes
     from vitkit.predictor import load
     from vitkit.predictor import predict as run_predict
@@ -80,11 +78,7 @@ def predict(
         announce(line)
     with progress_bar("predicting") if len(files) > batch_size else nullcontext() as progress:
         results = run_predict(predictor, files, top=top, batch_size=batch_size, progress=progress)
-    skipped = [
-        Unreadable(result.image, what_is_wrong(result.image, result.error))
-        for result in results
-        if result.error
-    ]
+    skipped = results.unreadable
     rows = [
         (result.image, rank, guess.name, guess.index, guess.probability)
         for result in results

@@ -26,7 +26,7 @@ from vitkit.data.threads import Unreadable, work_through
 from vitkit.data.unreadable import BadImageRule, BadImages, Skipped, skipped_notes
 from vitkit.errors import InputError
 from vitkit.files import write_file, written_whole
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress, showing, telling
 from vitkit.results import Result, as_json
 from vitkit.runs import RunFolder
 
@@ -175,6 +175,10 @@ def pack(
             folder.update(status="running", source=str(spec), content=content, complete=False, shards=shards)
         records = dict(sorted(records.items()))
         folder.update(status="done", message="", complete=True, shards=as_json(records))
+    notes += skipped_notes(_unreadable(records))
+    tell_note = telling(progress)
+    for line in notes:
+        tell_note(line)
     return PackResult(
         source=str(spec),
         target=str(target),
@@ -187,7 +191,7 @@ def pack(
         shards=len(records),
         resumed_shards=resumed,
         unreadable=_unreadable(records),
-        notes=[*notes, *skipped_notes(_unreadable(records))],
+        notes=notes,
     )
 
 

@@ -27,7 +27,7 @@ from vitkit.display import png_files
 from vitkit.figures.sheets import TILE, TILES, SheetRow, contact_sheet, fit_tile, name_class, sheet_path
 from vitkit.files import written_whole
 from vitkit.notes import Note
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress, showing, telling
 from vitkit.results import Result
 
 MOST_ROWS = 24
@@ -207,10 +207,14 @@ def describe_data(
         against = replace(against, split=source.split)
         other = SplitImages(source, False, spread(len(source), images or len(source)))
     everything = [*parts, other] if other else parts
+    tell_note = telling(progress)
     with showing(progress, "reading") as tell:
         _read(everything, tell)
     if sheet is not None:
         write_sheet(shown[0].source, sheet)
+    notes = _notes(everything)
+    for line in notes:
+        tell_note(line)
     return DataReport(
         data=str(spec),
         num_classes=shown[0].source.num_classes,
@@ -220,7 +224,7 @@ def describe_data(
         duplicates=_duplicates(parts),
         against=None if other is None else _found(other, shown, str(against)),
         sheet=None if sheet is None else str(sheet),
-        notes=_notes(everything),
+        notes=notes,
     )
 
 

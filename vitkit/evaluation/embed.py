@@ -35,7 +35,7 @@ from vitkit.files import check_output
 from vitkit.models.configs import Size
 from vitkit.notes import worded
 from vitkit.predictor import AnyModel, Predictor, choose_device, named_model
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress, showing, telling
 from vitkit.results import Result
 from vitkit.runs.folder import RunFolder
 from vitkit.runs.records import KINDS
@@ -112,7 +112,7 @@ def embed(
         predictor = load_for_features(model, world.device.type, image_size)
         source = _open(data)
         notes = (*predictor.notes, *source.notes)
-        tell_notes = announce if announce and world.is_first else lambda line: None
+        tell_notes = telling(progress, announce) if world.is_first else lambda line: None
         for line in notes:
             tell_notes(line)
         weights, images = features_digest(predictor), fingerprint(source)

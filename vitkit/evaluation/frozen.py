@@ -24,7 +24,7 @@ from vitkit.evaluation.passes import Rows, SourcePass
 from vitkit.models.configs import Size
 from vitkit.models.model import Model
 from vitkit.predictor import AnyModel, Predictor
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress, Tell, showing, telling
 from vitkit.results import Result
 
 R = TypeVar("R", bound="FrozenResult")
@@ -86,6 +86,7 @@ class Pair:
         if adapt is not None:
             predictor, pipeline = adapt(predictor)
         rule = BadImageRule(bad_images, "option")
+        tell_note = telling(progress)
         with showing(progress, "features") as tell:
             compute = partial(
                 frozen_features, predictor, batch_size=batch_size, progress=tell, pipeline=pipeline
@@ -94,7 +95,7 @@ class Pair:
                 train = compute(self.train, bad_images=rule)
             else:
                 train = self._chosen(choose, compute, rule)
-            return PairFeatures(predictor, self, train, compute(self.test, bad_images=rule))
+            return PairFeatures(predictor, self, train, compute(self.test, bad_images=rule), tell_note)
 
     def _chosen(
         self,
@@ -121,11 +122,15 @@ class PairFeatures:
     pair: Pair
     train: Features
     test: Features
+    tell_note: Tell
 
     def result(self, kind: type[R], protocol: str, notes: Sequence[str] = (), **measured: Any) -> R:
         """Return what was measured, of what and how; `notes` follow those of model and data."""
         unreadable = (*self.train.bad.values(), *self.test.bad.values())
         every = (*self.predictor.notes, *self.train.notes, *self.test.notes, *notes)
+        told = tuple(dict.fromkeys((*every, *skipped_notes(unreadable))))
+        for line in told:
+            self.tell_note(line)
         fields: dict[str, Any] = {
             "model": self.predictor.spec,
             "train": self.pair.train.data_name,
@@ -136,7 +141,7 @@ class PairFeatures:
             "image_size": self.predictor.preprocessing.size,
             "protocol": protocol,
             "unreadable": unreadable,
-            "notes": tuple(dict.fromkeys((*every, *skipped_notes(unreadable)))),
+            "notes": told,
             "seconds": time.perf_counter() - self.pair.began,
         }
         return kind(**fields, **measured)

@@ -31,7 +31,7 @@ from vitkit.models.model import Model, check_rgb
 from vitkit.models.precision import Precision
 from vitkit.notes import Note, worded
 from vitkit.predictor import AnyModel, Names, Predictor, choose_device, exported_path, load, named_model
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress, showing, telling
 from vitkit.runtimes.model import RuntimeModel
 from vitkit.weights.load import weight_file
 from vitkit.world import join_world
@@ -115,6 +115,7 @@ def evaluate(
         chosen = model.device
     else:
         chosen = choose_device(device, model)
+    tell_note = telling(progress, announce)
     with join_world(chosen) as world:
         # The digest comes first: should a run write others meanwhile, it isn't theirs.
         is_file = not isinstance(model, Predictor) and exported_path(given) is None
@@ -148,9 +149,8 @@ def evaluate(
         notes = (*predictor.notes, *source.notes, *(matching.notes if matching else ()))
         if world.is_first:  # who alone announces and writes
             notes += tuple(warn_if_learned(named, source))
-        if announce and world.is_first:
             for line in notes:
-                announce(line)
+                tell_note(line)
         kept = _kept(source, matching)
         images = source if len(kept) == len(source) else Subset(source, kept)
         passed = SourcePass(
@@ -170,9 +170,9 @@ def evaluate(
         if unreadable:
             kept, images = kept[indices], Subset(images, indices)
         skipped = skipped_notes(unreadable)
-        if announce and world.is_first:
+        if world.is_first:
             for line in skipped:
-                announce(line)
+                tell_note(line)
         measured = None if matching is None else _measured(logits, images, head, matching)
         if predicted and measured:
             predicted(measured)

@@ -27,7 +27,7 @@ from vitkit.models.configs import Preprocessing, ResNetConfig, Size, Transformer
 from vitkit.notes import Note, kind_of
 from vitkit.page import Html, element, facts, join, page, section, table
 from vitkit.predictor import AnyModel, Names, Prediction, Predictor, load
-from vitkit.progress import Progress, showing
+from vitkit.progress import Progress, showing, telling
 from vitkit.reports.models import distance_sections, missing, photo_parts, weight_sections
 from vitkit.reports.outcomes import Accuracy, accuracy_in_words, accuracy_of
 from vitkit.results import Result
@@ -141,9 +141,9 @@ def inspect_model(
         accuracy = accuracy_of(given, predictor.model.config.size) if given else None
     except InputError as error:  # what was measured can't be read; the model can
         notes += (Note(f"its accuracy is not known: {error}", "warning"),)
-    if announce:
-        for line in notes:
-            announce(line)
+    tell_note = telling(progress, announce)
+    for line in notes:
+        tell_note(line)
     if source is None and target is not None:
         raise InputError(f"the target {target!r} needs photos: give some, or leave it out")
     if source is None:
@@ -162,11 +162,11 @@ def inspect_model(
             )
     skipped = skipped_notes(found.unreadable, str(folder / RECORD))
     notes += tuple(skipped)
-    if announce:  # few models have pooling weights, so nobody misses them
-        for line in skipped:
-            announce(line)
-        for line in join_reasons(error for name, error in found.undefined.items() if name != "pooling"):
-            announce(line)
+    for line in skipped:
+        tell_note(line)
+    # Few models have pooling weights, so nobody misses them.
+    for line in join_reasons(error for name, error in found.undefined.items() if name != "pooling"):
+        tell_note(line)
     contents = {f"{drawing.name}.png": drawing.png for drawing in _drawings(found)}
     if found.distances is not None:
         contents[DISTANCES] = distance_table(found.distances.values).encode()

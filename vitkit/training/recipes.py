@@ -61,9 +61,11 @@ def resolve(recipe: str | os.PathLike[str], changes: Changes = ()) -> TrainConfi
         if change.key == "model.name" and isinstance(settings.get("model"), dict):
             settings["model"] = _for_name(settings["model"], str(change.value))
     settings = merge(settings, made)
-    for name in settings:
-        if where := elsewhere(name):
-            raise InputError(f"unknown setting {name!r} in the config; did you mean {where!r}?")
+    for section, value in settings.items():
+        inside = (f"{section}.{name}" for name in value) if isinstance(value, dict) else ()
+        for name in (section, *inside):
+            if where := elsewhere(name):
+                raise InputError(f"unknown setting {name!r} in the config; did you mean {where!r}?")
     return from_dict(TrainConfig, {"name": path.stem, **settings}, "the config")
 
 
@@ -93,6 +95,10 @@ def elsewhere(name: str) -> str | None:
     """Return the full name of a setting that is given without its section, or by another name."""
     if name in type_hints(TrainConfig):
         return None
+    section, _, word = name.rpartition(".")
+    if section:
+        meant = WORDS.get(word, "")
+        return meant if meant.startswith(f"{section}.") else None
     for section, hint in type_hints(TrainConfig).items():
         if dataclasses.is_dataclass(hint) and name in {field.name for field in dataclasses.fields(hint)}:
             return f"{section}.{name}"

@@ -63,8 +63,8 @@ def part_changes(changes: Changes) -> tuple[TransferConfig, list[Change]]:
             raise InputError(f"{name} is the argument {instead} of finetune: leave it out here")
         if name in ("data", "model"):
             raise InputError(f"{name} is a section: change its settings one by one, as in {SECTIONS[name]}")
-        if name.partition(".")[0] not in known:
-            where = elsewhere(name)
+        where = elsewhere(name)
+        if where or name.partition(".")[0] not in known:
             near = f"; did you mean {where!r}?" if where else did_you_mean(name.partition(".")[0], known)
             raise InputError(f"unknown setting {name!r}{near}")
         (own if name in names else rest).append(change)
