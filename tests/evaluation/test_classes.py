@@ -210,5 +210,5 @@ def test_a_mapping_to_several_reports_the_datas_classes() -> None:
 
 def test_a_mapping_for_other_data() -> None:
     assert message(match, source("a", "b"), PETS, {"c": (1,)}, "head") == (
-        "the mapping lists no class of set, whose classes are a, b"
+        "the mapping lists none of the classes of set: a, b"
     )

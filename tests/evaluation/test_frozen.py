@@ -76,7 +76,7 @@ def test_pytorch_data_sets_are_measured_as_sources_are_and_nothing_is_kept(tmp_p
     assert sorted((tmp_path / "cache/features").rglob("*")) == kept
     with pytest.raises(InputError) as error:
         open_pair(test, None)
-    assert str(error.value).endswith("give the data set itself, and the one to measure on as evaluate=")
+    assert str(error.value).endswith("pass the data set itself, and the one to measure on as evaluate=")
     with pytest.raises(InputError, match="holds 30 of the images that would be measured"):
         open_pair(test, test)
 
