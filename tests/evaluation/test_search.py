@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,41 @@ def test_bad_input(vit: Callable[..., Any], features: Path, arguments: list[str]
     answer = vit("search", str(features), *arguments)
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith("error: ") and message in answer.err and answer.err.count("\n") == 1
+
+
+@pytest.fixture
+def indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of indexes."""
+    pytest.importorskip("faiss", reason="pip install 'vitkit[search]'")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "indexes"
+
+
+def test_an_index_finds_the_same(photos: Path, features: Path, indexed: Path) -> None:
+    """Among few images it looks at all of them."""
+    exact, quick = (search(features, photos, k=20, approximate=flag, **CPU) for flag in (False, True))
+    for ours, theirs in zip(quick.queries, exact.queries, strict=True):
+        assert ours.nearest and theirs.nearest and len(ours.nearest) == 12
+        assert [near.row for near in ours.nearest] == [near.row for near in theirs.nearest]
+        for one, other in zip(ours.nearest, theirs.nearest, strict=True):
+            assert one.similarity == pytest.approx(other.similarity, abs=1e-5)
+    [file] = indexed.iterdir()
+    before = file.stat()
+    for at_least in (0.1, 0.9, 1.0):
+        one, other = (
+            find_duplicates(features, at_least=at_least, approximate=flag, **CPU) for flag in (True, False)
+        )
+        assert one.pairs == other.pairs and one.duplicates == other.duplicates
+        assert [[image.row for image in group.images] for group in one.groups] == [
+            [image.row for image in group.images] for group in other.groups
+        ]
+    assert file.stat().st_mtime_ns == before.st_mtime_ns  # built once
+    file.write_bytes(b"damaged")
+    search(features, photos, k=1, approximate=True, **CPU)
+    assert file.stat().st_size > 1000
+
+
+def test_an_index_needs_faiss(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(InputError, match=r'approximate search needs faiss: pip install "vitkit\[search\]"'):
+        find_duplicates(features, approximate=True, **CPU)

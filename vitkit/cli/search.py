@@ -37,6 +37,12 @@ def search(
         float | None,
         typer.Option(metavar="SIMILARITY", help="Cosine similarity of near-duplicates.", show_default="0.9"),
     ] = None,
+    approximate: Annotated[
+        bool,
+        typer.Option(
+            "--approximate", help="Use an index, built once: faster for very many images, may miss some."
+        ),
+    ] = False,
     device: Device = "auto",
     batch_size: BatchSize = 32,
     out: Annotated[
@@ -64,7 +70,13 @@ def search(
         limit = AT_LEAST if at_least is None else at_least
         with progress_bar("comparing") as progress:
             found = find_duplicates(
-                features, at_least=limit, device=device, out=out, force=force, progress=progress
+                features,
+                at_least=limit,
+                approximate=approximate,
+                device=device,
+                out=out,
+                force=force,
+                progress=progress,
             )
         print_json(found) if json else print_groups(found)
         sheet, is_failed = found.sheet, False
@@ -75,6 +87,7 @@ def search(
                 queries or [],
                 k=k,
                 model=model,
+                approximate=approximate,
                 device=device,
                 batch_size=batch_size,
                 out=out,

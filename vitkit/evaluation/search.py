@@ -18,6 +18,7 @@ from vitkit.data.threads import Unreadable
 from vitkit.data.unreadable import skipped_notes
 from vitkit.display import png_files
 from vitkit.errors import InputError
+from vitkit.evaluation.approximate import Index
 from vitkit.evaluation.embeddings import Embeddings, open_embeddings
 from vitkit.evaluation.groups import Groups, similar_pairs
 from vitkit.figures.sheets import TILE, Captioned, captioned_sheet, fit_tile, sheet_path
@@ -95,7 +96,7 @@ class DuplicatesResult(Result):
     images: int
     at_least: float
     pairs: int
-    "How many pairs are as similar as that."
+    "How many pairs are as similar as that, as far as they were found."
     duplicates: int
     "How many images would go if one of each group were kept."
     groups: tuple[DuplicateGroup, ...]
@@ -116,15 +117,17 @@ def search(
     *,
     k: int = K,
     model: AnyModel | None = None,
+    approximate: bool = False,
     device: str = "auto",
     batch_size: int = 32,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: bool | Progress | None = True,
 ) -> SearchResult:
-    """Return the k images of a file of embeddings that are nearest to each query; all of them are compared.
+    """Return the k images of a file of embeddings that are nearest to each query.
 
-    queries: image files, or folders of them. model: where the model is now, if not where it was; other weights, or another
+    queries: image files, or folders of them. approximate: instead of comparing all images, use an index, which is built
+    once and needs faiss; it may miss some. model: where the model is now, if not where it was; other weights, or another
     preprocessing, are refused. out: a PNG with each query next to the images that were found. progress: False shows
     none; a function is told how many queries are embedded, and of how many.
     """
@@ -143,7 +146,11 @@ def search(
                 vectors.append(row)
             if tell:
                 tell(number + 1, len(files))
-    near = found.nearest(np.stack(vectors), k, predictor.device) if vectors else None
+    near = None
+    if vectors and approximate:
+        near = _index(found, progress).nearest(np.stack(vectors), k)
+    elif vectors:
+        near = found.nearest(np.stack(vectors), k, predictor.device)
     rows = iter(() if near is None else zip(near.similarities.tolist(), near.numbers.tolist(), strict=True))
     searched = [
         SearchedImage(os.fspath(file), error=errors[number])
@@ -171,6 +178,7 @@ def find_duplicates(
     features: str | os.PathLike[str] | Embeddings,
     *,
     at_least: float = AT_LEAST,
+    approximate: bool = False,
     device: str = "auto",
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -178,7 +186,8 @@ def find_duplicates(
 ) -> DuplicatesResult:
     """Return groups of images of a file of embeddings that are near-duplicates; each is compared with all others.
 
-    at_least: cosine similarity from which two images are in one group. out: a PNG of the largest groups. progress: False
+    at_least: cosine similarity from which two images are in one group. approximate: compare each image with its 32 nearest
+    by an index, which is built once and needs faiss; it may miss some. out: a PNG of the largest groups. progress: False
     shows none; a function is told how many images are compared with all others, and of how many.
     """
     began = time.perf_counter()
@@ -186,9 +195,14 @@ def find_duplicates(
     sheet = None if out is None else sheet_path(out, force)
     found = features if isinstance(features, Embeddings) else open_embeddings(features)
     groups, chosen = Groups(len(found)), choose_device(device)
-    rows = torch.cat([*found.unit_blocks(chosen)]) if len(found) else torch.empty(0, found.width)
+    index = _index(found, progress) if approximate else None
     with showing(progress, "comparing") as tell:
-        for pairs in similar_pairs(rows, at_least, tell):
+        if index is None:
+            rows = torch.cat([torch.empty(0, found.width, device=chosen), *found.unit_blocks(chosen)])
+            every = similar_pairs(rows, at_least, tell)
+        else:
+            every = iter([index.similar_pairs(at_least, tell)])
+        for pairs in every:
             groups.add(pairs)
     made = []
     for members in groups.members():
@@ -210,6 +224,11 @@ def find_duplicates(
         sheet=None if sheet is None else str(sheet),
         seconds=time.perf_counter() - began,
     )
+
+
+def _index(found: Embeddings, progress: bool | Progress | None) -> Index:
+    with showing(progress, "building the index") as tell:
+        return Index(found, tell)
 
 
 def _neighbours(found: Embeddings, similarities: Sequence[float], rows: Sequence[int]) -> Iterator[Neighbour]:
