@@ -1,13 +1,15 @@
 """How fast a ViT is on a CPU: the table and the figure of docs/results/cpu.md.
 
     python benchmarks/cpu.py bars --images ./photos
-    python benchmarks/cpu.py table --images ./photos
+    python benchmarks/cpu.py export --images ./photos --exports exports/
+    python benchmarks/cpu.py table --exports exports/
     python benchmarks/cpu.py show
 
 `bars` times one model in all libraries, in rounds that interleave them, with OpenVINO's own conversion and 8-bit
-quantisation (NNCF) of timm's model next to our exports. `table` times models of all families in PyTorch and as exported
-folders; a model that is in the file of results already is skipped. `show` prints the tables and draws the figure. Weights
-are random; `--images` is any DATA from which int8 takes its ranges.
+quantisation (NNCF) of timm's model next to our exports. `export` writes models of all families as folders of OpenVINO, in
+float32 and int8; EfficientNets, which aren't ours, are converted by OpenVINO and quantised by NNCF. `table` times these next to
+PyTorch. Both skip what is there already, and take `--models`, so that they can be run in pieces. `show` prints the tables and
+draws the figure. Weights are random; `--images` is any DATA from which int8 takes its ranges.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitkit
 from vitkit.calibration import for_calibration
@@ -31,12 +33,13 @@ from vitkit.data.open import open_data
 from vitkit.doctor import cpu_name
 from vitkit.figures.scatter import Point, scatter
 from vitkit.machine import busy_note
+from vitkit.models.configs import OwnConfig
 from vitkit.predictor import Predictor
 from vitkit.runtimes.openvino import import_openvino
 from vitkit.timing.candidates import Candidate, Network, own_candidate, peer_candidate
 from vitkit.timing.measure import measure
 from vitkit.timing.peers import PEERS, TORCHVISION
-from vitkit.timing.results import in_rows
+from vitkit.timing.results import in_rows, short
 from vitkit.timing.run import open_filled, using_threads
 from vitkit.timing.ways import LIBRARIES, Way
 
@@ -47,6 +50,7 @@ MODELS = (
 )  # fmt: skip
 RATES = {"latency": 1, "throughput": 8}
 "Batch sizes."
+PRECISIONS = ("float32", "int8")
 
 
 def bars(arguments: argparse.Namespace) -> None:
@@ -67,14 +71,14 @@ def bars(arguments: argparse.Namespace) -> None:
             )  # timm's eager mode is first: ratios are to it
             if library == "timm":
                 add("timm, compiled", peer_candidate(source, replace(peer, is_compiled=True), path))
-        converted = plain_openvino(candidates[0].network, source, arguments.images, threads)
-        for precision, run in converted.items():
+        for precision, graph in converted(candidates[0].network.module, source, arguments.images).items():
+            run = opened(graph, precision, threads)
             network = Network(source.model.config, run, replace(way, library="openvino"))
             add(f"OpenVINO's conversion of timm's, {precision}", Candidate(source, network, precision, None))
         add("vitkit", own_candidate(source, way, None))
         add("vitkit, compiled", own_candidate(source, replace(way, is_compiled=True), None))
         for precision in ("float32", "int8"):
-            graph = exported(source, folder, precision, arguments.images)
+            graph = exported(source, folder / precision, precision, arguments.images)
             add(f"vit export --to openvino, {precision}", own_candidate(graph, way, None))
         found = measure(candidates, [arguments.batch_size], arguments.rounds, False, tell)
         rows = [{"name": name, **vars(timed.speed)} for name, timed in zip(names, found.timed, strict=True)]
@@ -84,34 +88,69 @@ def bars(arguments: argparse.Namespace) -> None:
         print(f"{row['name']:40} {row['images_per_second']:8.2f} images/s  {row['ratio']:.3f}")
 
 
-def exported(source: Predictor, folder: Path, precision: Any, images: str) -> Predictor:
+def exported(source: Predictor, out: Path, precision: Any, images: str) -> Predictor:
     """Return a model as an exported folder of OpenVINO."""
-    out = folder / precision
     calibrate = images if precision == "int8" else None
     # The head is random, so images lie near its borders: only the speed matters here.
     vitkit.export(source, out, "openvino", precision, calibrate=calibrate, accept="loss")
     return vitkit.load(out)
 
 
-def plain_openvino(
-    timm: Network, source: Predictor, images: str, threads: int
-) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return timm's model as OpenVINO converts it by itself, and as NNCF quantises that, both with default settings."""
+def converted(module: nn.Module | None, source: Predictor, images: str) -> dict[str, Any]:
+    """Return a model as OpenVINO converts it by itself, and as NNCF quantises that, both with default settings."""
     openvino = import_openvino()
     import nncf
 
     prepared = for_calibration(open_data(images, default="train", labelled=False), source.preprocessing)
-    graph = openvino.convert_model(timm.module, example_input=prepared[:1])
+    graph = openvino.convert_model(module, example_input=prepared[:1])
+    graph.reshape({graph.inputs[0]: [-1, *prepared.shape[1:]]})
     data = nncf.Dataset([image[None].numpy() for image in prepared])
-    small = nncf.quantize(graph, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(prepared))
+    kind = None if isinstance(source.model.config, OwnConfig) else nncf.ModelType.TRANSFORMER
+    small = nncf.quantize(graph, data, model_type=kind, subset_size=len(prepared))
+    return {"float32": graph, "int8": small}
+
+
+def opened(model: Any, precision: str, threads: int) -> Callable[[Tensor], Tensor]:
     options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    if precision == "float32":  # has to be asked for: OpenVINO's default is bfloat16 where there is one
+        options["INFERENCE_PRECISION_HINT"] = "f32"
+    request = import_openvino().Core().compile_model(model, "CPU", options).create_infer_request()
+    return lambda batch: torch.from_numpy(request.infer([batch.numpy()], share_inputs=True)[0])
 
-    def opened(model: Any, **more: str) -> Callable[[Tensor], Tensor]:
-        request = openvino.Core().compile_model(model, "CPU", {**options, **more}).create_infer_request()
-        return lambda batch: torch.from_numpy(request.infer([batch.numpy()], share_inputs=True)[0])
 
-    # float32 has to be asked for: OpenVINO's default is bfloat16 where there is one.
-    return {"float32": opened(graph, INFERENCE_PRECISION_HINT="f32"), "int8": opened(small)}
+def place(name: str, precision: str, exports: Path) -> Path:
+    """Return where a model is exported to."""
+    return exports / f"{name.replace('/', '-')}-{precision}"
+
+
+def export(arguments: argparse.Namespace) -> None:
+    arguments.exports.mkdir(parents=True, exist_ok=True)
+    for name in arguments.models:
+        wanted = [item for item in PRECISIONS if not place(name, item, arguments.exports).exists()]
+        if not wanted:
+            continue
+        torch.manual_seed(0)
+        source = open_filled(name, "cpu", None)
+        if name in TORCHVISION:
+            graphs = converted(source.model, source, arguments.images)
+            for precision, graph in graphs.items():
+                import_openvino().save_model(
+                    graph, place(name, precision, arguments.exports) / "model.xml", compress_to_fp16=False
+                )
+        else:
+            for precision in wanted:
+                exported(source, place(name, precision, arguments.exports), precision, arguments.images)
+        print(f"{name}: {' and '.join(wanted)}", flush=True)
+
+
+def candidate(name: str, precision: str, exports: Path, source: Predictor, way: Way) -> Candidate:
+    """Return what `export` wrote."""
+    folder = place(name, precision, exports)
+    if name not in TORCHVISION:
+        return own_candidate(vitkit.load(folder), way, None)
+    run = opened(import_openvino().Core().read_model(folder / "model.xml"), precision, way.threads)
+    network = Network(source.model.config, run, replace(way, library="openvino"))
+    return Candidate(source, network, precision, None)
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -119,30 +158,20 @@ def table(arguments: argparse.Namespace) -> None:
     for name in arguments.models:
         if name in done and not arguments.again:
             continue
-        with tempfile.TemporaryDirectory() as scratch, using_threads(arguments.threads) as threads:
+        with using_threads(arguments.threads) as threads:
             source = open_filled(name, "cpu", None)
             way = Way("vitkit", "cpu", "float32", threads)
-            candidates = [own_candidate(source, way, name)]
-            for precision in ("float32", "int8"):
-                if name in TORCHVISION and precision == "int8":
-                    continue  # int8 is for our own models
-                graph = exported(source, Path(scratch), precision, arguments.images)
-                candidates.append(own_candidate(graph, way, None))
+            exports = [candidate(name, item, arguments.exports, source, way) for item in PRECISIONS]
+            candidates = [own_candidate(source, way, name), *exports]
             found = measure(candidates, sorted(RATES.values()), arguments.rounds, False, tell)
             rows = [row.to_json() for row in in_rows(candidates, found)]
         store("table", name, {"rows": rows, "rounds": arguments.rounds, **machine(threads)})
-        print(
-            name,
-            [
-                (
-                    row["library"],
-                    row["precision"],
-                    row["infer_batch_size"],
-                    round(row["infer_samples_per_sec"], 2),
-                )
-                for row in rows
-            ],
-        )
+        for row in rows:
+            print(
+                f"{name:16} {row['library']:12} {row['precision']:8} {row['infer_batch_size']:3} "
+                f"{row['infer_samples_per_sec']:9.2f} images/s",
+                flush=True,
+            )
 
 
 def show(_: argparse.Namespace) -> None:
@@ -153,9 +182,9 @@ def show(_: argparse.Namespace) -> None:
         for row in part["rows"]:
             print(f"| {row['name']} | {row['images_per_second']:.2f} | {row['ratio']:.2f} |")
     print(
-        "\n| model | params | GMACs | PyTorch: ms | images/s | OpenVINO: ms | images/s | int8: ms | images/s |"
+        "\n| model | pixels | params | GFLOPs | PyTorch: ms | images/s | OpenVINO: ms | images/s | int8: ms | images/s |"
     )
-    print("|---|" + "---:|" * 8)
+    print("|---|" + "---:|" * 9)
     points = []
     for name in [name for name in MODELS if name in found.get("table", {})]:
         rows = found["table"][name]["rows"]
@@ -171,25 +200,25 @@ def show(_: argparse.Namespace) -> None:
                 cells += ["", ""]
                 continue
             cells += [
-                f"{by_batch[RATES['latency']]['infer_step_time']:.0f}",
-                f"{by_batch[RATES['throughput']]['infer_samples_per_sec']:.3g}",
+                short(by_batch[RATES["latency"]]["infer_step_time_p50"]),
+                short(by_batch[RATES["throughput"]]["infer_samples_per_sec"]),
             ]
             points.append(
                 Point(
                     max(row["infer_samples_per_sec"] for row in by_batch.values()),
-                    rows[0]["infer_gmacs"],
+                    2 * rows[0]["infer_gmacs"],
                     name,
                     group,
                 )
             )
         print(
-            f"| {name} | {rows[0]['param_count']:.1f}M | {rows[0]['infer_gmacs']:.1f} | "
+            f"| {name} | {rows[0]['infer_img_size']} | {rows[0]['param_count']:.1f}M | {2 * rows[0]['infer_gmacs']:.1f} | "
             + " | ".join(cells)
             + " |"
         )
     if points:
         PICTURE.write_bytes(
-            scatter(f"inference on {cpu_name()}", points, x="images per second", y="GMACs per image")
+            scatter(f"inference on {cpu_name()}", points, x="images per second", y="GFLOPs per image")
         )
 
 
@@ -222,8 +251,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("what", choices=["bars", "table", "show"])
+    parser.add_argument("what", choices=["bars", "export", "table", "show"])
     parser.add_argument("--images", default="photos", help="DATA that int8 takes its ranges from")
+    parser.add_argument("--exports", type=Path, default=Path("exports"), help="folder of exported models")
     parser.add_argument("--model", default="B/16", help="of the bars")
     parser.add_argument("--models", nargs="*", default=list(MODELS), help="of the table")
     parser.add_argument("--batch-size", type=int, default=8, help="of the bars")
@@ -231,7 +261,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--again", action="store_true", help="also time what the file of results has")
     arguments = parser.parse_args()
-    {"bars": bars, "table": table, "show": show}[arguments.what](arguments)
+    {"bars": bars, "export": export, "table": table, "show": show}[arguments.what](arguments)
 
 
 if __name__ == "__main__":

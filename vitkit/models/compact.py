@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitkit.kernels.pooling import relu_pool
 from vitkit.models.attention.full import FullAttention
 from vitkit.models.configs import CompactConfig, ModelConfig
+from vitkit.models.float8 import infer_mlp
 from vitkit.models.layers import Activation, DropPath, drop_path_rates, sequence_pool
 from vitkit.models.merging import Merging, encode_merged
 from vitkit.models.model import Model, recomputed
@@ -80,6 +81,8 @@ class Block(nn.Module):
         else:
             x = merging.join(x + merging.attend(self.self_attn, self.pre_norm(x), record, layer), layer)
         x = self.norm1(x)
+        if self.act.is_inferring:
+            return x + infer_mlp(x, self.linear1, self.act.gelu, self.linear2)
         y = self.drop(self.linear2(self.drop(self.act(self.linear1(x)))))
         return x + self.drop_path(y)
 

@@ -12,6 +12,7 @@ from vitkit.kernels.gelu import exact_gelu
 from vitkit.models.attention.attention import Attention, attention_weights
 from vitkit.models.attention.full import FullAttention
 from vitkit.models.configs import Gelu, HybridConfig, ResNetConfig
+from vitkit.models.float8 import infer_mlp
 from vitkit.models.record import Record
 
 
@@ -21,6 +22,8 @@ class Activation(nn.Module):
     def __init__(self, gelu: Gelu) -> None:
         super().__init__()
         self.gelu = gelu
+        self.is_inferring = False
+        "Whether its model has another precision than float32, for inference alone."
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh") if self.gelu == "tanh" else exact_gelu(x)
@@ -37,6 +40,8 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.act.is_inferring:
+            return infer_mlp(x, self.fc1, self.act.gelu, self.fc2)
         return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
 
 

@@ -16,6 +16,7 @@ from vitkit.config import Bounds, check_choice
 from vitkit.errors import InputError
 from vitkit.models.configs import ModelConfig, Size, as_size
 from vitkit.models.float8 import Float8Linear, to_float8
+from vitkit.models.layers import Activation
 from vitkit.models.precision import DTYPES, Precision, in_words
 from vitkit.models.record import Record
 
@@ -143,6 +144,9 @@ class Model(nn.Module):
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
             if tensor.is_floating_point() and not name.startswith(HEAD) and tensor not in kept:
                 tensor.data = tensor.data.to(DTYPES[precision])
+        for module in self.modules():
+            if isinstance(module, Activation):
+                module.is_inferring = True
 
     @property
     def options(self) -> list[str]:
