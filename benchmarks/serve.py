@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import datetime
 import io
@@ -70,9 +71,11 @@ def photos(folder: Path, count: int) -> list[bytes]:
     return found
 
 
-def request(path: str, data: bytes, port: int) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+def request(data: bytes, port: int) -> bytes:
+    """Return a request that all peers take: JSON with a picture in base64."""
+    body = json.dumps({"images": [base64.b64encode(data).decode()]}).encode()
+    head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def ask(
@@ -105,7 +108,7 @@ async def ask(
                 wait = time.perf_counter() - out
                 head = first + await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-                body = await reader.readexactly(int(length[1])) if length else b""
+                body = await reader.readexactly(int(length[1])) if length else await chunks(reader)
             except (OSError, asyncio.IncompleteReadError):
                 seen.lost += counted
                 seen.sent += counted
@@ -129,6 +132,15 @@ async def ask(
 
     await asyncio.gather(*(connect() for _ in range(connections)))
     return seen
+
+
+async def chunks(reader: asyncio.StreamReader) -> bytes:
+    """Return a body that comes in chunks."""
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return body
 
 
 def best(body: bytes) -> int:
@@ -181,10 +193,7 @@ def started(peer: str, arguments: argparse.Namespace, sample: bytes) -> Iterator
         while True:
             assert process.poll() is None, f"{peer} has ended"
             assert time.monotonic() < deadline, f"{peer} does not answer"
-            seen = None
-            with contextlib.suppress(OSError):
-                seen = asyncio.run(ask(port, [request("/predict", sample, port)], [0], 4, 0.2, 1))
-            if seen is not None and is_up(port, sample):
+            if is_up(port, sample):
                 break
             time.sleep(0.5)
         yield port, process.pid
@@ -201,7 +210,7 @@ def is_up(port: int, sample: bytes) -> bool:
     """Return whether a server answers with status 200."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as opened:
-            opened.sendall(request("/predict", sample, port))
+            opened.sendall(request(sample, port))
             return b" 200 " in opened.recv(64)
     except OSError:
         return False
@@ -225,7 +234,7 @@ def run(arguments: argparse.Namespace) -> None:
     answers = [rows[0].index for rows in predictor.predict(pictures, top=1)]
     os.sched_setaffinity(0, {1})
     with started(arguments.peer, arguments, pictures[0]) as (port, session):
-        requests = [request("/predict", data, port) for data in pictures]
+        requests = [request(data, port) for data in pictures]
         before = memory(session)
         seen = asyncio.run(
             ask(port, requests, answers, arguments.rate, arguments.seconds + WARM_UP, arguments.connections)
@@ -300,6 +309,7 @@ def main() -> None:
     running.add_argument("--connections", type=int, default=64)
     running.set_defaults(do=run)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are ended too
     arguments.do(arguments)
 
 

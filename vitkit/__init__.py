@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitkit.predictor import wrap as wrap
     from vitkit.reports.inspection import inspect_model as inspect_model
     from vitkit.reports.runs import report as report
+    from vitkit.serving.cluster import ray_application as ray_application
     from vitkit.serving.run import serve as serve
     from vitkit.studies.plan import plan_study as plan_study
     from vitkit.studies.run import run_study as run_study
@@ -64,6 +65,7 @@ PUBLIC = {
     "plan_study": "vitkit.studies.plan",
     "predict": "vitkit.predictor",
     "probe": "vitkit.evaluation.probe",
+    "ray_application": "vitkit.serving.cluster",
     "report": "vitkit.reports.runs",
     "run_study": "vitkit.studies.run",
     "save": "vitkit.weights.convert",
@@ -100,6 +102,7 @@ __all__ = [
     "plan_study",
     "predict",
     "probe",
+    "ray_application",
     "report",
     "run_study",
     "save",

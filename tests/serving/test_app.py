@@ -65,6 +65,11 @@ def test_json_and_plain_bodies_mean_the_same(client: Client) -> None:
     assert (in_json["file"], plain["file"]) == ("image 1", "image")
 
 
+@pytest.mark.parametrize("name", ["写真.jpg", "ünï cödé.jpg", "<b>.jpg", "a b;c.jpg"])
+def test_files_keep_their_names(client: Client, name: str) -> None:
+    assert client.post("/predict", {name: picture(1)}).json["predictions"][0]["file"] == name
+
+
 def test_embed_gives_features(client: Client, predictor: Predictor) -> None:
     answer = client.post("/embed", {"a": picture(1), "b": picture(2)}).json
     assert answer["width"] == 24

@@ -183,7 +183,7 @@ class _Parts:
         self._value += data[start:end]
 
     def header_end(self) -> None:
-        self._head[self._field.decode("latin-1").lower()] = self._value.decode("utf-8", "replace")
+        self._head[self._field.decode("latin-1").lower()] = self._value.decode("latin-1")
         self._field.clear()
         self._value.clear()
 

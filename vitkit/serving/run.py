@@ -12,11 +12,10 @@ from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.machine import num_cores
 from vitkit.models.configs import Size
-from vitkit.predictor import AnyModel, Names, named_model
+from vitkit.predictor import AnyModel, Names, Predictor, named_model
 from vitkit.results import Result
 from vitkit.serving.metrics import STATUSES, Metrics
-from vitkit.serving.service import BACKLOG, Service, answer, bind
-from vitkit.serving.settings import Limits, check_public, parse_bytes, parse_seconds, read_keys
+from vitkit.serving.service import BACKLOG, answer, bind, make_service
 from vitkit.serving.workers import supervise
 
 
@@ -73,34 +72,24 @@ def serve(
     """
     require()
     model, spec = named_model(model)
-    seconds, most = parse_seconds(latency, "latency"), parse_bytes(max_bytes, "max_bytes")
-    counts = {
-        "workers": workers,
-        "batch_size": batch_size,
-        "max_images": max_images,
-        "max_pixels": max_pixels,
-    }
-    for name, value in {**counts, "threads": 1 if threads is None else threads}.items():
-        Bounds(at_least=1).check(name, value)
-    allowed = read_keys(keys)
-    check_public(host, allowed, public)
-    limits = Limits(max_bytes=most, max_images=max_images, max_pixels=max_pixels)
-
-    cores = num_cores()
-    service = Service(
-        model,
+    Bounds(at_least=1).check("workers", workers)
+    service = make_service(
+        model if isinstance(model, Predictor) else os.fspath(model),
         host,
-        seconds,
-        batch_size,
-        threads or max(1, cores // workers),
-        device,
-        image_size,
-        names,
-        accept,
-        allowed,
-        allow_host,
-        limits,
-        features,
+        latency=latency,
+        batch_size=batch_size,
+        threads=threads if threads is not None else max(1, num_cores() // workers),
+        device=device,
+        image_size=image_size,
+        names=names,
+        accept=accept,
+        features=features,
+        keys=keys,
+        public=public,
+        allow_host=allow_host,
+        max_bytes=max_bytes,
+        max_images=max_images,
+        max_pixels=max_pixels,
     )
     start = 0.0
     with bind(host, port, shared=workers > 1) as opened:  # before the model is loaded, which takes longer
@@ -110,7 +99,7 @@ def serve(
             nonlocal start
             start = time.monotonic()
             if announce:
-                announce(f"{spec} at {address}, answers within {1000 * seconds:g} ms; Ctrl-C stops")
+                announce(f"{spec} at {address}, answers within {1000 * service.latency:g} ms; Ctrl-C stops")
 
         if workers > 1:
             metrics = supervise(service, opened, workers, on_ready)

@@ -11,13 +11,22 @@ from dataclasses import dataclass, field
 
 import torch
 
+from vitkit.config import Bounds
 from vitkit.errors import InputError
 from vitkit.evaluation.embeddings import open_embeddings
 from vitkit.models.configs import Size
 from vitkit.predictor import AnyModel, Names, load
 from vitkit.serving.engine import Engine
 from vitkit.serving.metrics import Metrics
-from vitkit.serving.settings import Hosts, Keys, Limits
+from vitkit.serving.settings import (
+    Hosts,
+    Keys,
+    Limits,
+    check_public,
+    parse_bytes,
+    parse_seconds,
+    read_keys,
+)
 
 BACKLOG = 2048
 "Connections that wait to be accepted."
@@ -62,6 +71,55 @@ class Service:
         )
 
 
+def make_service(
+    model: AnyModel,
+    host: str,
+    *,
+    latency: str | float,
+    batch_size: int,
+    threads: int,
+    device: str,
+    image_size: Size | None,
+    names: Names | None,
+    accept: str | Sequence[str],
+    features: str | os.PathLike[str] | None,
+    keys: str | os.PathLike[str] | None,
+    public: bool,
+    allow_host: Sequence[str],
+    max_bytes: str | int,
+    max_images: int,
+    max_pixels: int,
+) -> Service:
+    """Return what a server needs, checked and read, from the settings of `vitkit.serve`."""
+    seconds, most = parse_seconds(latency, "latency"), parse_bytes(max_bytes, "max_bytes")
+    counts = {
+        "batch_size": batch_size,
+        "threads": threads,
+        "max_images": max_images,
+        "max_pixels": max_pixels,
+    }
+    for name, value in counts.items():
+        Bounds(at_least=1).check(name, value)
+    known = read_keys(keys)
+    check_public(host, known, public)
+    limits = Limits(max_bytes=most, max_images=max_images, max_pixels=max_pixels)
+    return Service(
+        model,
+        host,
+        seconds,
+        batch_size,
+        threads,
+        device,
+        image_size,
+        names,
+        accept,
+        known,
+        allow_host,
+        limits,
+        features,
+    )
+
+
 def answer(
     service: Service,
     listening: Callable[[], socket.socket],
@@ -76,7 +134,8 @@ def answer(
     from vitkit.serving.app import make_app
     from vitkit.serving.server import Server
 
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    for name in ("uvicorn.error", "python_multipart"):  # each malformed request would be a warning
+        logging.getLogger(name).setLevel(logging.ERROR)
     engine = service.open(metrics)
     hosts = Hosts(service.host, service.allow_host)
     server = Server(make_app(engine, service.keys, hosts, service.limits), service.limits, engine.drain)
