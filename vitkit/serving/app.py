@@ -48,6 +48,7 @@ def make_app(engine: Engine, keys: Keys, hosts: Hosts, limits: Limits | None = N
         description=f'{engine.predictor.name} over HTTP. Errors are {{"error": "..."}}.',
         docs_url=None,
         redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     _add_errors(api)
     _add_state(api, engine, keys, limits)
