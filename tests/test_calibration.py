@@ -103,7 +103,7 @@ def test_files_and_images_that_do_not_do(folder: Path) -> None:
     with pytest.raises(InputError, match="float8.json is not valid JSON"):
         load(folder)
     with pytest.raises(
-        InputError, match="digits:train has 9 images; float8 needs 16 or more to calibrate on, better 64"
+        InputError, match="digits:train has 9 images; float8 needs 16 or more to calibrate on, preferably 64"
     ):
         load(folder, calibrate="digits:train[:9]")
     for settings in ({}, {"precision": "bfloat16"}):
@@ -141,6 +141,6 @@ def test_bench_shows_fixed_and_dynamic_scales(folder: Path, monkeypatch: pytest.
     assert any(note.startswith(WORDS) for note in result.notes)
     assert set(result.matrix_flops_per_second) == {"float32", "float8"}
     with pytest.raises(
-        InputError, match="float8 is for inference: leave out train, or take another precision"
+        InputError, match="float8 is for inference: leave out train, or use another precision"
     ):
         vitkit.bench(folder, precision="float8", train=True, **settings)

@@ -55,7 +55,7 @@ def for_calibration(source: Source, preprocessing: Preprocessing, precision: str
     """Return images to calibrate on."""
     if len(source) < LEAST:
         raise InputError(
-            f"{source.name}:{source.split} has {len(source)} images; {precision} needs {LEAST} or more to calibrate on, better {MOST}"
+            f"{source.name}:{source.split} has {len(source)} images; {precision} needs {LEAST} or more to calibrate on, preferably {MOST}"
         )
     images = from_source(source, preprocessing)
     if len(images) < LEAST:

@@ -386,7 +386,7 @@ def test_other_channel_counts_take_arrays_only() -> None:
     first = prepare(array[..., :3], Preprocessing(32, 0.9, "bicubic", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)))
     assert prepared.shape == (4, 32, 32) and torch.equal(prepared[:3], first)
     assert torch.equal(prepare(array / 255, four), prepared)
-    with pytest.raises(InputError, match="^the model takes 4 channels, an image file has 1 or 3"):
+    with pytest.raises(InputError, match="^the model takes 4 channels, but an image file has 1 or 3"):
         prepare(photo(), four)
     with pytest.raises(InputError, match=r"shape \(40, 60, 3\); .* with 4 channels"):
         prepare(np.asarray(photo()), four)

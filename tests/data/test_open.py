@@ -99,7 +99,7 @@ def test_the_default_is_train_or_measure(default: Any) -> None:
     with pytest.raises(InputError) as error:
         open_data("digits", default=default)
     assert str(error.value).startswith(
-        f"default is {default!r}; expected 'train' or 'measure': a split is part"
+        f"default is {default!r}; expected 'train' or 'measure'; to choose a split"
     )
     assert open_data("digits").split == "train"
 

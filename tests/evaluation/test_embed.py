@@ -119,10 +119,10 @@ def test_others_are_overwritten_by_force_alone(tmp_path: Path) -> None:
     embed(out, model=model_of(0))
     first = out.read_bytes()
     with pytest.raises(
-        InputError, match=r"exists, with features of .* which are others; --force overwrites it"
+        InputError, match=r"exists and holds other features, of .* by .*; --force overwrites it"
     ):
         embed(out, model=model_of(1))
-    with pytest.raises(InputError, match="which are others"):
+    with pytest.raises(InputError, match="holds other features"):
         embed(out, "digits:test[:99]", model=model_of(0))
     assert out.read_bytes() == first
     assert embed(out, model=model_of(1), force=True).resumed_images == 0
@@ -269,6 +269,6 @@ def test_the_command(vit: Callable[..., Any], tmp_path: Path) -> None:
     assert '"resumed_images": 20' in again.out
     other = vit("embed", "mu/16", "digits:test[:21]", *flags)
     assert other.status == 2 and re.fullmatch(
-        r"(?s).*error: .*which are others; --force overwrites it\n", other.err
+        r"(?s).*error: .*holds other features, .*; --force overwrites it\n", other.err
     )
     assert vit("embed", "mu/16", "digits:test[:21]", *flags, "--force").status == 0

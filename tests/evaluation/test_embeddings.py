@@ -81,7 +81,7 @@ def test_other_weights_and_preprocessing_are_refused(found: Embeddings) -> None:
         found.check(model_of(1))
     other = model_of()
     other._preprocessing = vitkit.models.configs.Preprocessing(image_size=(32, 32), mean=(0.1,) * 3)
-    with pytest.raises(InputError, match="was made of images prepared in another way"):
+    with pytest.raises(InputError, match="was made with another preprocessing"):
         found.check(other)
     again = model_of()
     again.model.reset_head(3)

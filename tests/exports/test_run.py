@@ -110,14 +110,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "calibrated": (dict(calibrate=DATA), "--calibrate is for --precision int8, not float32: remove it"),
     "few": (
         dict(precision="int8", calibrate="digits:train[:5]"),
-        "digits:train has 5 images; int8 needs 16 or more to calibrate on, better 64",
+        "digits:train has 5 images; int8 needs 16 or more to calibrate on, preferably 64",
     ),
     "to": (dict(to="onxx"), "to is 'onxx'; did you mean 'onnx'? expected one of onnx, openvino"),
     "precision": (
         dict(precision="int4"),
         "precision is 'int4'; did you mean 'int8'? expected one of float32, bfloat16, int8",
     ),
-    "accept": (dict(accept="all"), "--accept is 'all'; expected loss: more loss than the tolerance"),
+    "accept": (
+        dict(accept="all"),
+        "--accept is 'all'; expected loss, which accepts a larger loss than the tolerance",
+    ),
 }
 
 
@@ -214,7 +217,7 @@ def test_what_an_exported_graph_cannot_do(exported: Path, tmp_path: Path) -> Non
         "for images of 16: export the model again with --image-size 32": lambda: vitkit.load(
             exported, image_size=32
         ),
-        "is an exported graph already": lambda: vitkit.export(exported, tmp_path / "again"),
+        "is already an exported graph": lambda: vitkit.export(exported, tmp_path / "again"),
         "is an exported graph, for predict": lambda: vitkit.convert(exported, tmp_path / "out"),
         "which can't be trained": lambda: vitkit.load(exported).as_loaded(),
         "which hides its": lambda: vitkit.inspect_model(exported, out=tmp_path / "page"),

@@ -77,7 +77,7 @@ def test_float32_can_not_be_restored() -> None:
     model.set_precision("bfloat16")
     model.set_precision("bfloat16")
     with pytest.raises(
-        InputError, match="the model is in bfloat16 already: load it again to compute in float32"
+        InputError, match="the model is already in bfloat16: load it again to compute in float32"
     ):
         model.set_precision("float32")
     with pytest.raises(InputError, match="precision is 'float16'"):

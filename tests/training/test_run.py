@@ -325,7 +325,7 @@ def test_pytorch_data_sets_are_trained_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert vitkit.load(first.run, device="cpu").class_names == tuple("0123456789")
     assert result(Digits("digits:train[:128]")).run == first.run, "the same images are the same run"
     assert result(Digits("digits:train[1:129]")).run != first.run
-    with pytest.raises(InputError, match="^torch:Digits-.* opens in Python alone: give the data set itself"):
+    with pytest.raises(InputError, match="^torch:Digits-.* opens only in Python: pass the data set itself"):
         train(first.run, device="cpu")
 
 

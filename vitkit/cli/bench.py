@@ -26,7 +26,7 @@ def bench(
     ],
     device: Device = "auto",
     batch_size: Annotated[str, typer.Option(metavar="N,N", help="Numbers of images in a batch.")] = "1,8,64",
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads of the CPU.")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads.")] = None,
     precision: Annotated[
         str,
         typer.Option(

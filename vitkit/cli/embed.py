@@ -39,7 +39,7 @@ def embed(
 ) -> None:
     """Write features of images to a file: vit embed runs/photos ./photos --out features.parquet
 
-    Interrupted, the same command resumes. It works on any number of processes:
+    Run the same command again to resume. It works with any number of processes:
 
     torchrun --nproc-per-node=8 -m -- vitkit embed MODEL DATA --out features.parquet
     """

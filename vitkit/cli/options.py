@@ -39,11 +39,12 @@ Precision = Annotated[
 Calibrate = Annotated[
     str | None,
     typer.Option(
-        metavar="DATA", help="For float8: measure its scales on 64 of these images, once for a model folder."
+        metavar="DATA",
+        help="For float8: measure its scales on up to 64 of these images. A model folder keeps them.",
     ),
 ]
 Merge = Annotated[
-    int | None, typer.Option(metavar="N", help="Merge so many patches in each layer, for speed (ToMe).")
+    int | None, typer.Option(metavar="N", help="Merge this many patches in each layer, for speed (ToMe).")
 ]
 Names = Annotated[str | None, typer.Option(metavar="FILE", help="File of class names, one per line.")]
 Accept = Annotated[

@@ -26,9 +26,7 @@ def search(
     k: Annotated[int, typer.Option(min=1, metavar="N", help="Number of images to show for each query.")] = 10,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", help="Where the model is now, if not where it was; others are refused."
-        ),
+        typer.Option(metavar="MODEL", help="The same model at its current place, if it was moved."),
     ] = None,
     duplicates: Annotated[
         bool, typer.Option("--duplicates", help="Find near-duplicates among the images of the file.")
@@ -40,7 +38,8 @@ def search(
     approximate: Annotated[
         bool,
         typer.Option(
-            "--approximate", help="Use an index, built once: faster for very many images, may miss some."
+            "--approximate",
+            help="Use an index, which is built once: faster for very many images, but may miss some.",
         ),
     ] = False,
     device: Device = "auto",

@@ -15,16 +15,17 @@ def serve(
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is all.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 uses a free one.")] = 8000,
     latency: Annotated[
         str,
-        typer.Option(metavar="TIME", help="Answers come within 100ms or 2s; what can't is refused at once."),
+        typer.Option(
+            metavar="TIME",
+            help="Bound on the time to answer, such as 100ms or 2s; requests that would take longer are refused at once.",
+        ),
     ] = "1s",
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes that share the port.")] = 1,
     batch_size: BatchSize = 32,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Threads of the CPU, of each process.")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads of each process.")] = None,
     device: Device = "auto",
     image_size: ImageSize = None,
     names: Names = None,
@@ -44,14 +45,18 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="A name by which the server is reached; repeatable."),
     ] = None,
-    max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Of a request, such as 500KB.")] = "32MB",
-    max_images: Annotated[int, typer.Option(min=1, metavar="N", help="Of a request.")] = 32,
-    max_pixels: Annotated[int, typer.Option(min=1, metavar="N", help="Of an image.")] = 50_000_000,
+    max_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest size of a request, such as 500KB.")
+    ] = "32MB",
+    max_images: Annotated[int, typer.Option(min=1, metavar="N", help="Most images in a request.")] = 32,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Most pixels in an image.")
+    ] = 50_000_000,
     json: Json = False,
 ) -> None:
     """Answer over HTTP, for programs and in a browser: vit serve runs/photos --latency 100ms
 
-    Requests that come together are computed together. Ctrl-C finishes what was accepted, then stops.
+    Requests that arrive together are computed together. Ctrl-C answers the accepted requests, then stops.
     """
     size = parse_size(image_size)
 

@@ -45,7 +45,8 @@ def run(
         str, typer.Option(metavar="PATTERN", help="Runs whose names match, such as '*seed-0*'.")
     ] = "*",
     limit: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stop after so long, such as 10m, to be resumed.")
+        str | None,
+        typer.Option(metavar="TIME", help="Stop after this time, such as 10m; the same command resumes."),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, metavar="N", help="Runs at once, on each GPU or on the CPU.")
@@ -56,8 +57,8 @@ def run(
 ) -> None:
     """Train and measure all runs of a study: vit study run ./mine.yaml
 
-    Each run is an ordinary run in runs/STUDY/. Run the same command again to resume: what is done is skipped, what was cut
-    resumes, what failed is tried again. A run that fails costs the others nothing; the command then ends with status 1.
+    Each run is an ordinary run in runs/STUDY/. Run the same command again to resume: finished runs are skipped, interrupted
+    ones resume, and failed ones are tried again. A run that fails doesn't affect the others; the exit status is then 1.
     """
     from vitkit.studies.run import run_study
 
@@ -125,12 +126,14 @@ def show(
     at: Annotated[
         float | None,
         typer.Option(
-            metavar="EXAFLOPS", help="Where the laws predict the error; by default twice the largest."
+            metavar="EXAFLOPS",
+            help="Compute at which the laws predict the error; by default twice the largest of a run.",
         ),
     ] = None,
     run: StudyFolder = None,
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder to write; by default report in the study's.")
+        str | None,
+        typer.Option(metavar="DIR", help="Folder to write; the default is report/ in the study's folder."),
     ] = None,
     force: Overwrite = False,
     json: Json = False,

@@ -29,7 +29,8 @@ def verify(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="Identities as classes; the default is every image, or test, else val."
+            metavar="DATA",
+            help="Identities as classes; the default split is test, else val, else every image.",
         ),
     ],
     pairs: Annotated[
@@ -39,9 +40,7 @@ def verify(
         int,
         typer.Option(min=100, metavar="N", help="Number of pairs of each kind to draw, if there are more."),
     ] = 1_000_000,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seed of pairs and folds that are drawn.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed for drawing pairs and folds.")] = 0,
     device: Device = "auto",
     batch_size: BatchSize = 64,
     image_size: ImageSize = None,
@@ -53,7 +52,7 @@ def verify(
 ) -> None:
     """Measure verification, such as of faces: vit verify runs/faces ./people --out results/
 
-    Two images are taken to show the same identity if their features are similar enough. Reports ROC, AUC, equal error
+    Two images count as the same identity if their features are similar enough. Reports ROC, AUC, equal error
     rate, true accept rates at false accept rates, and accuracy over folds. Features are cached.
     """
     size = parse_size(image_size)

@@ -90,14 +90,15 @@ def embed(
     progress: bool | Progress | None = True,
     announce: Callable[[str], None] | None = None,
 ) -> EmbedResult:
-    """Write a model's features of the images of DATA, all of them if it names no split, to a parquet file.
+    """Write a model's features of every image of DATA, or of the split that it names, to a parquet file.
 
-    Interrupted, the same call resumes. Started by torchrun, processes share the images; each writes parts of its own, the
-    first joins them, and each returns the result.
+    The same call again resumes. Under torchrun, the processes share the images: each writes parts of its own, the first
+    joins them, and each returns the result.
 
-    bad_images: "skip" skips unreadable images, unless they are many or all of a class; "error" stops at the first, "any"
-    skips any number. force: overwrite a file, or start over. progress: False shows none; a function is told how many
-    images are done, and of how many. announce: told notes as they are known; the answer has them too.
+    bad_images: "skip" skips unreadable images, unless they are too many or all of a class; "error" stops at the first,
+    "any" skips any number. force: overwrite a file, or start over. progress: False shows none; a function is called with
+    the number of images done, and with their total. announce: called with each note at once; the result has the notes
+    too.
     """
     began, path = time.perf_counter(), Path(out).expanduser()
     if path.suffix != ENDING:
@@ -186,7 +187,7 @@ def _finished(path: Path, origin: Origin, parts: Path) -> Origin | None:
     if parts.exists():  # an earlier call was to overwrite it, and was interrupted
         return None
     raise InputError(
-        f"{path} exists, with features of {found.data} by {found.model}, which are others; --force overwrites it"
+        f"{path} exists and holds other features, of {found.data} by {found.model}; --force overwrites it"
     )
 
 

@@ -172,7 +172,7 @@ class Embeddings:
         advice = f"use {self.origin.model}, or run vit embed again"
         if ours != theirs:
             raise InputError(
-                f"{self.path} was made of images prepared in another way ({preprocessing_in_words(theirs)}) than for "
+                f"{self.path} was made with another preprocessing ({preprocessing_in_words(theirs)}) than that of "
                 f"{predictor.spec} ({preprocessing_in_words(ours)}): {advice}"
             )
         if features_digest(predictor) != self.origin.weights:

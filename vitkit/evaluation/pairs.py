@@ -105,7 +105,9 @@ def read_protocol(path: str | os.PathLike[str], root: Path) -> tuple[Protocol, F
             raise InputError(f"{path}, line {number}: expected '{form}'")
         one, other = (words[0], words[1]), (words[-2] if not expects_same else words[0], words[-1])
         if not expects_same and one[0] == other[0]:
-            raise InputError(f"{path}, line {number}: both images are of {one[0]!r}, among pairs that differ")
+            raise InputError(
+                f"{path}, line {number}: both images are of {one[0]!r}, but pairs here must differ"
+            )
         first.append(images.place(*one, number))
         second.append(images.place(*other, number))
         is_same.append(expects_same)

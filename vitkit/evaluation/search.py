@@ -124,12 +124,12 @@ def search(
     force: bool = False,
     progress: bool | Progress | None = True,
 ) -> SearchResult:
-    """Return the k images of a file of embeddings that are nearest to each query.
+    """Return the k images in a file of embeddings that are nearest to each query.
 
-    queries: image files, or folders of them. approximate: instead of comparing all images, use an index, which is built
-    once and needs faiss; it may miss some. model: where the model is now, if not where it was; other weights, or another
-    preprocessing, are refused. out: a PNG with each query next to the images that were found. progress: False shows
-    none; a function is told how many queries are embedded, and of how many.
+    queries: image files, or folders of them. approximate: use an index instead of comparing all images; it is built once,
+    needs faiss and may miss some images. model: the same model at its current place, if it was moved; other weights or
+    another preprocessing are refused. out: a PNG with each query next to the images that were found. progress: False shows
+    none; a function is called with the number of queries embedded, and with their total.
     """
     began = time.perf_counter()
     Bounds(at_least=1).check("k", k)
@@ -184,11 +184,11 @@ def find_duplicates(
     force: bool = False,
     progress: bool | Progress | None = True,
 ) -> DuplicatesResult:
-    """Return groups of images of a file of embeddings that are near-duplicates; each is compared with all others.
+    """Return groups of near-duplicates among the images in a file of embeddings; each image is compared with all others.
 
-    at_least: cosine similarity from which two images are in one group. approximate: compare each image with its 32 nearest
-    by an index, which is built once and needs faiss; it may miss some. out: a PNG of the largest groups. progress: False
-    shows none; a function is told how many images are compared with all others, and of how many.
+    at_least: cosine similarity from which two images are in one group. approximate: compare each image only with its 32
+    nearest in an index, which is built once, needs faiss and may miss some images. out: a PNG of the largest groups.
+    progress: False shows none; a function is called with the number of images compared, and with their total.
     """
     began = time.perf_counter()
     Bounds(above=0, at_most=1).check("at_least", at_least)

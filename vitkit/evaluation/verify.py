@@ -141,12 +141,12 @@ def verify(
 ) -> Verification:
     """Measure how well the cosine similarity of features tells whether two images show the same identity.
 
-    The classes of DATA are identities. Without a split, all images are taken, or those of test, else val, where the data
-    states splits. pairs: a file in LFW's format, whose images are in the folders of DATA; without it all pairs are
-    taken. num_pairs: of each kind, same and different, at most so many are drawn. seed: of what is drawn. bad_images:
-    "skip", "error" or "any": what is done with unreadable images. out: a folder for roc.png and results.json. progress:
-    False shows none; a function is told how many images are done, and of how many. announce: told notes as they are known;
-    the answer has them too.
+    The classes of DATA are identities. If DATA has splits and names none, test is used, else val; without splits, every
+    image. pairs: a file in LFW's format, whose images are in the folders of DATA; without it, all pairs are compared.
+    num_pairs: at most this many pairs of each kind, same and different, are drawn. seed: seed for drawing them.
+    bad_images: "skip", "error" or "any", for unreadable images. out: folder for roc.png and results.json. progress: False
+    shows none; a function is called with the number of images done, and with their total. announce: called with each note
+    at once; the result has the notes too.
     """
     began = time.perf_counter()
     Bounds(at_least=100).check("num_pairs", num_pairs)

@@ -126,7 +126,7 @@ class Model(nn.Module):
             return
         if self.precision != "float32":
             raise InputError(
-                f"the model is in {self.precision} already: load it again to compute in {precision}"
+                f"the model is already in {self.precision}: load it again to compute in {precision}"
             )
         if precision == "float8":
             to_float8(self, largest)  # from float32: rounding twice loses more

@@ -58,15 +58,15 @@ def serve(
     max_pixels: int = 50_000_000,
     announce: Callable[[str], None] | None = None,
 ) -> Served:
-    """Answer requests over HTTP until SIGINT or SIGTERM, then finish what was accepted and return.
+    """Answer requests over HTTP until SIGINT or SIGTERM, then answer the accepted ones and return.
 
-    latency: the bound from a request's last byte to its answer's first, in seconds or as '100ms'; what can't be answered in
-    time is refused at once.
+    latency: bound on the time from a request's last byte to the first byte of its answer, in seconds or as '100ms'.
+    Requests that can't be answered in time are refused at once.
     workers: processes that share the port, each with a model of its own; one that dies is replaced.
-    batch_size: the most images in a batch. threads: of the CPU, of each worker; by default, workers share the cores.
-    features: a file that `embed` wrote with this model; its images are searched.
-    keys: a file of API keys, one per line; those in the environment variable VIT_KEYS count as well.
-    public: let everyone in although other machines can reach the server and there are no keys.
+    batch_size: most images in a batch. threads: CPU threads of each worker; by default, workers share the cores.
+    features: a file that `embed` wrote with this model, to search for similar images.
+    keys: a file of API keys, one per line; those in the environment variable VIT_KEYS count too.
+    public: let everyone in, although other machines can reach the server and there are no keys.
     allow_host: names by which the server is reached, for example behind a proxy.
     announce: called with the address once the server listens.
     """

@@ -138,7 +138,7 @@ class Schedule(Generic[T]):
     def _place(self, now: float, deadline: float, extras: Sequence[float], bound: float) -> list[bool]:
         """Return for each image whether it opens a batch."""
         if len(extras) > self.max_waiting:
-            raise Refused(f"{len(extras)} images at once, of which {self.max_waiting} may wait", None)
+            raise Refused(f"{len(extras)} images at once, but only {self.max_waiting} may wait", None)
         start = end = max(now, self._busy_until or now)
         last: _End | None = None
         for batch in self._waiting:

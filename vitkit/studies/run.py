@@ -67,12 +67,12 @@ def run_study(
     device: str = "auto",
     progress: bool = True,
 ) -> StudyResult:
-    """Carry out a study: train and measure every run that is not done; the same call again resumes.
+    """Carry out a study: train and measure every unfinished run. The same call again resumes.
 
     study: name or file. changes: settings of the study itself, as in `["grid.seed=[0]"]`.
-    only: a pattern of run names. limit: seconds after which all stop, to be resumed.
+    only: a pattern of run names. limit: seconds after which all runs stop; the same call resumes them.
     workers: runs at once, on each GPU or on the CPU. run: the study's folder, by default runs/NAME of the study.
-    Several such calls, in other processes or on other machines that share the folder, share the runs.
+    Several such calls, in other processes or on other machines that share the folder, divide the runs between them.
     """
     began = time.monotonic()
     Bounds(at_least=1).check("workers", workers)

@@ -62,11 +62,11 @@ def show_study(
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> StudyReport:
-    """Draw what is finished of a study: figures as PNG, SVG and CSV, tables, and one page with all of them.
+    """Draw the finished runs of a study: figures as PNG, SVG and CSV, tables, and one page with all of them.
 
-    study, changes, run: as for `run_study`. Neither the data nor the models need to be here.
-    measure: name of what to draw, by default the study's first. paper: add the ViT paper's own points.
-    at: exaFLOPs at which the laws predict the error, by default twice the largest of the fit.
+    study, changes, run: as for `run_study`. Neither the data nor the models need to be there.
+    measure: name of the measure to draw, by default the study's first. paper: add the ViT paper's own points.
+    at: exaFLOPs at which the laws predict the error; by default twice the largest of the fit.
     out: folder to write, by default `report` in the study's folder.
     """
     Bounds(above=0).check("at", at)

@@ -92,7 +92,7 @@ def bench(
         raise InputError("precision is empty; expected at least one")
     Bounds(at_least=1).check("merge", tuple(merges))
     if "float8" in precisions and train:
-        raise InputError("float8 is for inference: leave out train, or take another precision")
+        raise InputError("float8 is for inference: leave out train, or use another precision")
     if calibrate is not None and "float8" not in precisions:
         raise InputError("calibrate is for precision float8: leave it out, or give both")
     if merges and train:
