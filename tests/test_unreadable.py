@@ -338,6 +338,7 @@ class Heard:
 QUICK = ["protocol=quick", "duration=6", "checkpoint_every=2", "data.workers=0"]
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_resumes_after_a_file_is_removed() -> None:
     options: dict[str, Any] = {"run": "run", "device": "cpu"}
     assert finetune("model", "./photos", QUICK, listener=Heard([], stop=4), **options).status == "stopped"

@@ -458,6 +458,27 @@ def test_find_images_refuses_what_is_not_there(tmp_path: Path) -> None:
         find_images([tmp_path])
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_give_back_the_memory_of_large_images(tmp_path: Path) -> None:
+    """glibc would keep an image of 144 MB, as Pillow stores it, for each of eight threads."""
+    Image.new("RGB", (6000, 6000)).save(tmp_path / "large.png", compress_level=1)
+    code = f"""
+import vitkit.data.images as images
+from vitkit.data.threads import map_in_order
+from vitkit.models.configs import Preprocessing
+from vitkit.timing.memory import status
+images.ROOM.pixels = 1
+before = status("VmRSS")
+def read(file):
+    return images.prepare(file, Preprocessing(image_size=8))
+list(map_in_order(read, [{str(tmp_path / "large.png")!r}] * 16, threads=8))
+print(status("VmHWM") - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 5 * 4 * 6000**2
+
+
 def test_threads_share_the_room_for_decoded_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen large pictures of few bytes would otherwise fill the memory at once."""
     room, lock, now, most, alone = Room(2500), threading.Lock(), 0, 0, []

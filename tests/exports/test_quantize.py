@@ -108,6 +108,7 @@ def test_int8_layers_are_as_exact_as_8_bits() -> None:
     assert relative_error(Int8Conv2d(convolution, 0.0, 1.0)(x), convolution(x)) < 0.015
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_values_are_rounded_before_they_are_moved(tmp_path: Path) -> None:
     """Attention's output is rounded as the product gives it; the graph computes what the int8 model does."""

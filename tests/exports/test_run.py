@@ -84,6 +84,7 @@ def test_frozen_features_take_it(folder: Path, exported: Path) -> None:
     assert [row.accuracy for row in before.results] == [row.accuracy for row in after.results]
 
 
+@pytest.mark.slow
 def test_the_command(vit: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     answer = vit("export", str(folder), "--to", "openvino", "--out", str(out), "--data", DATA, "--json")
@@ -133,6 +134,7 @@ def test_what_is_refused(case: str, folder: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_export_that_loses_too_much_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

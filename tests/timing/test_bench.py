@@ -58,6 +58,7 @@ def test_accuracy_in_csv_is_in_percent() -> None:
     assert next(csv.DictReader(io.StringIO(as_csv([row]))))["top1"] == "86.86"
 
 
+@pytest.mark.slow
 def test_peers_give_the_same_logits() -> None:
     pytest.importorskip("timm")
     pytest.importorskip("transformers")

@@ -93,7 +93,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "sweep"),
-    [([], None), (["head_first=false"], None), pytest.param([], "lr", marks=pytest.mark.slow)],
+    [
+        ([], None),
+        pytest.param(["head_first=false"], None, marks=pytest.mark.slow),
+        pytest.param([], "lr", marks=pytest.mark.slow),
+    ],
 )
 def test_a_class_of_one_image_and_an_empty_one_stop_nothing(
     model: str, changes: list[str], sweep: str | None
@@ -109,6 +113,7 @@ def test_a_class_of_one_image_and_an_empty_one_stop_nothing(
     assert vitkit.load(result.run, device="cpu").class_names == ("a", "b", "rare")
 
 
+@pytest.mark.slow
 def test_pytorch_data_sets_are_fine_tuned_on(model: str) -> None:
     train, test = Digits("digits:train[:60]"), Digits("digits:test[:20]")
     result = finetune(model, train, [*QUICK, "image_size=8"], evaluate=test, device="cpu")

@@ -56,7 +56,7 @@ class Fetcher:
         bad: dict[int, Unreadable] = {}
         if self.mark is not None:
             self.mark(int(indices[0]))
-        rendered = self.source.render(indices)
+        rendered = self.source.render(indices)  # together, which is faster; None for images that are read
         if rendered is not None:
             pairs = zip(rendered, positions.tolist(), strict=True)
             images = [self._crop(decode(pixels), position) for pixels, position in pairs]
@@ -87,11 +87,13 @@ class Fetcher:
                 bad[index] = as_unreadable(self.source, index, error)
             if self.order is None:
                 return None
+            # A function of position and attempt, so that a run that resumes, or has other workers, takes the same image.
             index = self.order.replacement(position, attempt)
         raise _too_many(bad)
 
     def _crop(self, image: Tensor, position: int) -> Tensor:
         if self.steps:
+            # Drawn for the position, not in order of work: workers finish in any order.
             random = generator(self.seed, "crop", position)
             for step in self.steps:
                 image = IMAGE_STEPS[step.name](image, random, **dict(step.arguments))
@@ -103,6 +105,7 @@ class MemoryFetcher:
 
     def __init__(self, source: Source, steps: tuple[Step, ...], device: torch.device) -> None:
         assert source.images is not None
+        # Channels first in memory too, once: every batch then gathers whole images.
         self.images = torch.from_numpy(source.images).permute(0, 3, 1, 2).contiguous().to(device)
         self.steps = steps
         self.bad = known_bad(source)
@@ -204,6 +207,7 @@ def cached(source: Source, cache: Cache) -> Source:
                 f"cache=device needs images of one size, but {source.name} has {sizes}: use cache=ram, or resize them"
             )
         if pictures:
+            # Unreadable images keep their place, as zeros that `readable` never picks, so that indices stay the source's.
             decoded.images = np.zeros((len(decoded), *pictures[0].shape), np.uint8)
             decoded.images[~np.isin(np.arange(len(decoded)), [*decoded.bad])] = pictures
     return decoded

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import math
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
@@ -48,6 +50,10 @@ _UPRIGHT = {
 }
 # Pillow's warnings name no file. An image that can't be read is named by whoever reads it; others lack only metadata.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.\w+ImagePlugin$")
+# The C library keeps what a thread has freed for that thread: sixteen threads would keep a large image each.
+_give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+LARGE = 1 << 25
+"Pixels of an image before whose decoding memory is given back: more than a camera's, so that it takes no time of photos."
 # Pillow loads an image on first use; one image given twice must not load in two threads at once.
 _given_image = threading.Lock()
 
@@ -89,6 +95,8 @@ class Room:
                     self._changed.wait_for(lambda: not self._taken or self._taken + pixels <= self.pixels)
                     self._taken += pixels
                 self._mine.taken = pixels
+            if pixels > LARGE and _give_back is not None:
+                _give_back(0)
             yield
 
 

@@ -377,9 +377,8 @@ def run_workers(loader: Loader | EvaluationLoader, chunks: Chunks) -> Generator[
     shape: tuple[int, ...] = ()
     items = iter(data)
     end = partial(_end_workers, weakref.ref(items))
-    atexit.register(
-        end
-    )  # before multiprocessing asks workers to end by SIGTERM and waits, but they ignore it
+    # Before multiprocessing asks workers to end by SIGTERM, which they ignore, and waits for them.
+    atexit.register(end)
     try:
         for item in items:
             if isinstance(item, InputError):

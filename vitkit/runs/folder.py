@@ -15,11 +15,11 @@ inside the block the status is 'failed', after Ctrl-C 'stopped'; a new folder in
 that a mistyped setting leaves nothing behind. Needs no torch.
 
 What happens on `--force`:
-- Runs (train, finetune, vtab, pack) start over. Opening refuses a folder that isn't the command's own, is in use, or holds
+- Runs (train, finetune, vtab, pack, embed) start over. Opening refuses a folder that isn't the command's own, is in use, or holds
   MODEL or DATA; or another run or a repository among what would be deleted. `clear` then deletes what the table
   `records.KINDS` says that the command writes, and nothing else. A suite and the quickstart pass `force` to their runs.
-- Commands that write files (eval, report, inspect, data, convert) replace files of the names that they write, and nothing
-  else: `files.check_output`.
+- Other commands (eval, report, inspect, data, convert, export, bench, ...) replace files of the names that they write, and
+  nothing else: `files.check_output`.
 
 What may change when a training run resumes: the settings in `FREE` and the device; with a warning, the numbers of processes
 and threads, files of the training data, and the evaluation data; with `--accept data`, how many images the training data
