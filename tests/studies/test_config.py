@@ -69,7 +69,7 @@ def test_runs_are_combined_with_the_grid_and_may_have_their_own_recipe() -> None
         ({"grid": {"model": {"a": 3}}}, "grid.model.a is 3; expected settings"),
         ({"grid": {"model": [{"a": 3}]}}, "grid.model holds {'a': 3}; expected plain values"),
         ({"grid": {"sede": [0]}}, "run sede-0: unknown setting 'sede' in the config; did you mean 'seed'"),
-        ({"grid": {"optimizer.lr": [0.1]}}, "run lr-0.1: unknown setting 'lr' in optimizer"),
+        ({"grid": {"optimizer.lr": [0.1]}}, "run lr-0.1: unknown setting 'optimizer.lr' in the config"),
         ({"grid": {"seed": [0, 0]}}, "two runs are called 'seed-0': seed 0; and seed 0"),
         (
             {"grid": {"model": {"a/b": {}, "a b": {}}}},
@@ -171,3 +171,29 @@ def test_images_that_data_cannot_give(data: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         first_images(data, 10)
     assert message in str(error.value)
+
+
+def test_combinations_may_be_left_out() -> None:
+    grid = {"positions": {"none": {"model.positions": "none"}, "learned": {}}, "duration": [3, 4]}
+    found = runs(grid=grid, without=({"positions": "none", "duration": 4},))
+    assert [run.name for run in found] == ["none_duration-3", "learned_duration-3", "learned_duration-4"]
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        (
+            {"position": "none"},
+            "without names the axis 'position', which the study doesn't have; did you mean 'positions'?",
+        ),
+        (
+            {"positions": "non"},
+            "without names 'non' on the axis 'positions', which isn't there; did you mean 'none'?",
+        ),
+        ({}, "without leaves no run: keep at least one"),
+    ],
+)
+def test_what_is_left_out_must_be_there(without: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        runs(grid={"positions": {"none": {}, "learned": {"model.depth": 1}}}, without=(without,))
+    assert str(error.value) == f"mine.yaml: {message}"

@@ -14,6 +14,7 @@ from vitkit.costs import cost_of
 from vitkit.errors import InputError
 from vitkit.models.names import model_config
 from vitkit.published import PUBLISHED_SCALING
+from vitkit.studies.config import list_studies
 
 LIMITS = {"ViT": 0.021, "Hybrid": 0.03, "ResNet": 0.045}
 
@@ -112,3 +113,35 @@ def test_the_command(vit: Callable[..., Any], study: Path) -> None:
         vit("study", "pln").err
         == "error: unknown verb 'pln'; did you mean 'plan'? `vit study --help` lists them all\n"
     )
+
+
+SHIPPED = [study["name"] for study in list_studies()]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_study_can_be_planned(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_study(name, device="cpu")
+    assert plan.runs and plan.about.endswith(".")
+    assert len({run.name for run in plan.runs}) == len(plan.runs)
+    if name.endswith("_tiny"):
+        assert plan.absent == ()
+        assert plan.exaflops < 1e-5
+    else:
+        assert f"{name}_tiny" in SHIPPED or name == "paper_subsets" or name.startswith("cifar")
+
+
+def test_several_sets_each_have_a_number_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_study("paper_data", device="cpu")
+    assert {run.images for run in plan.runs} == {1_281_167, 14_197_087, 303_000_000}
+    heads = {run.name: run.parameters for run in plan.runs}
+    assert heads["B-16-JFT-300M"] - heads["B-16-ImageNet"] == 769 * (18_291 - 1_000)
+    with pytest.raises(InputError, match=r"data_images of ./jft is 'many'; expected a whole number above 0"):
+        plan_study("paper_data", ["data_images={./jft: many}"])
+    with pytest.raises(
+        InputError, match=r"'./imagenet:train' isn't here; to plan without it, give data_images"
+    ):
+        plan_study("paper_data", ["data_images={./jft: 5}"], device="cpu")

@@ -187,4 +187,16 @@ def print_plan(result: StudyPlan) -> None:
         note(f"not here: {', '.join(result.absent)}")
 
 
-STUDY: dict[str, Callable[..., None]] = {"plan": plan, "run": run, "show": show}
+def list_all(json: Json = False) -> None:
+    """List the studies that come with vitkit: vit study list"""
+    from vitkit.studies.config import list_studies
+
+    found = list_studies()
+    if json:
+        print_json(found)
+        return
+    rows = [[row["name"], row["about"], row.get("cost", "")] for row in found]
+    print_table(None, ["study", "about", "cost"], rows, "vit study plan STUDY")
+
+
+STUDY: dict[str, Callable[..., None]] = {"list": list_all, "plan": plan, "run": run, "show": show}

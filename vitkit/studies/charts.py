@@ -96,12 +96,14 @@ def draw(
 
 
 def data_chart(means: Sequence[Mean], measure: str) -> Chart:
-    """Return accuracy against pre-training images, a line for each model."""
+    """Return accuracy against pre-training images, a line for each group that the study names, else for each model."""
     varying = _axes_of(means, lambda mean: mean.row.images)
     lines: dict[str, list[Spot]] = {}
     for mean in means:
         labels = [label for axis, label in mean.labels.items() if axis not in varying]
-        lines.setdefault(", ".join(labels) or mean.row.model, []).append(_spot(mean, mean.row.images))
+        names = mean.row.groups if mean.row.is_grouped else (", ".join(labels) or mean.row.model,)
+        for name in names:
+            lines.setdefault(name, []).append(_spot(mean, mean.row.images))
     title = f"{measure} against pre-training images"
     series = tuple(Series(name, tuple(spots)) for name, spots in lines.items())
     return Chart("data", title, IMAGES, measure, series)

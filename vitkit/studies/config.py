@@ -114,10 +114,12 @@ class StudyConfig:
     "Figures to draw: accuracy against training images (data), accuracy against compute (compute), error against compute, parameters and images with fitted laws (laws), images seen to a given error (images), accuracy as one setting of the shape grows, a line for each group (shape)."
     tables: tuple[tuple[str, ...], ...] = ()
     "Tables of the first measure: the axis of the rows, and that of the columns if there is one."
-    data_images: Count | None = None
-    "Images in data.train, to plan a study whose data isn't here."
-    data_classes: Count = 1000
-    "Classes of data that isn't here."
+    without: tuple[dict[str, Any], ...] = ()
+    "Combinations of the grid that are no runs, each with labels of some axes, as in [{positions: none, place: every_layer}]."
+    data_images: Count | dict[str, Any] | None = None
+    "Images in data.train, to plan a study whose data isn't here; for several sets, a number for each, as in {./imagenet: 1281167}."
+    data_classes: Count | dict[str, Any] = 1000
+    "Classes of data that isn't here, likewise."
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -129,6 +131,11 @@ class StudyConfig:
                 raise InputError(
                     f"grid.{axis} is {shown(points)}; expected a list of values, or labels with settings, at least one"
                 )
+        for name in ("data_images", "data_classes"):
+            numbers = getattr(self, name)
+            for data, number in numbers.items() if isinstance(numbers, dict) else ():
+                if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                    raise InputError(f"{name} of {data} is {shown(number)}; expected a whole number above 0")
         axes = [*self.grid, *(["run"] if self.runs else [])]
         for name in (name for table in self.tables for name in table):
             if name not in axes:
@@ -138,6 +145,11 @@ class StudyConfig:
             raise InputError(
                 "a table has an axis for its rows, and one for its columns or none: give one or two"
             )
+
+    def number_of(self, name: Literal["data_images", "data_classes"], data: str) -> int | None:
+        """Return how many images or classes the study says that a DATA has."""
+        numbers = getattr(self, name)
+        return numbers.get(as_spec(data).source) if isinstance(numbers, dict) else numbers
 
 
 @dataclass(frozen=True)
@@ -238,7 +250,10 @@ def expand(config: StudyConfig, where: str) -> Iterator[StudyRun]:
     if (count := math.prod(map(len, axes))) > MOST_RUNS:
         raise InputError(f"{where} has {count:,} runs; expected at most {MOST_RUNS:,}")
     names: dict[str, Mapping[str, str]] = {}
+    left_out = [_left_out(entry, axes, where) for entry in config.without]
     for points in sorted(itertools.product(*axes), key=lambda points: _seed_place(points, axes)):
+        if any(entry <= {(point.axis, point.label) for point in points} for entry in left_out):
+            continue
         name, labels = "_".join(point.word for point in points), {point.axis: point.label for point in points}
         if name in names:
             raise InputError(
@@ -252,6 +267,28 @@ def expand(config: StudyConfig, where: str) -> Iterator[StudyRun]:
             raise InputError(f"{where}, run {name}: {error}") from None
         groups = tuple(dict.fromkeys(group for point in points for group in point.groups))
         yield StudyRun(name, labels, groups, resolved)
+    if not names:
+        raise InputError(f"{where}: without leaves no run: keep at least one")
+
+
+def _left_out(entry: Mapping[str, Any], axes: list[list[Point]], where: str) -> set[tuple[str, str]]:
+    """Return the labels of a combination that is no run."""
+    known = {points[0].axis: [point.label for point in points] for points in axes}
+    found = {(axis, _label(value)) for axis, value in entry.items()}
+    for axis, label in found:
+        if axis not in known:
+            hint = did_you_mean(axis, known) or f"; expected one of {', '.join(known)}"
+            raise InputError(f"{where}: without names the axis {axis!r}, which the study doesn't have{hint}")
+        if label not in known[axis]:
+            hint = did_you_mean(label, known[axis]) or f"; expected one of {', '.join(known[axis])}"
+            raise InputError(
+                f"{where}: without names {label!r} on the axis {axis!r}, which isn't there{hint}"
+            )
+    return found
+
+
+def _label(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _seed_place(points: tuple[Point, ...], axes: list[list[Point]]) -> int:
@@ -308,7 +345,7 @@ def _points(axis: str, points: Any, where: str) -> Iterator[Point]:
             raise InputError(
                 f"{where}: grid.{axis} holds {shown(value)}; expected plain values, or labels with settings"
             )
-        label = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+        label = _label(value)
         point = _point(axis, label, {axis: value}, where)
         yield point if isinstance(value, str) else replace(point, word=file_word(f"{last}-{label}"))
 

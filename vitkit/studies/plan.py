@@ -108,7 +108,8 @@ class Costs:
         config = run.config
         try:
             source, images = self._training_data(config)
-            model = model_of(config, self.study.config.data_classes if source is None else source.num_classes)
+            stated = self.study.config.number_of("data_classes", config.data.train) or 1000
+            model = model_of(config, stated if source is None else source.num_classes)
             periods = check_run(config, model, source, images)
         except InputError as error:
             raise InputError(f"run {run.name}: {error}") from None
@@ -142,7 +143,7 @@ class Costs:
         source = self.open(data)
         if source is not None:
             return source, len(source)
-        spec, known = as_spec(data), self.study.config.data_images
+        spec, known = as_spec(data), self.study.config.number_of("data_images", data)
         if spec.shots is None and (spec.stop or "").isdecimal() and (spec.start or "0").isdecimal():
             return None, int(spec.stop or 0) - int(spec.start or 0)
         if known is None:

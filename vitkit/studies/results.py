@@ -27,7 +27,9 @@ class StudyRow(Result):
     name: str
     labels: dict[str, str]
     groups: tuple[str, ...]
-    "Lines of figures that it belongs to."
+    "Lines of figures that it belongs to: those that the study names, else its family."
+    is_grouped: bool
+    "Whether the study names them."
     model: str
     parameters: int
     images: int
@@ -100,6 +102,7 @@ def _row(run: StudyRun, state: RunState) -> StudyRow:
         run.name,
         dict(run.labels),
         groups,
+        bool(run.groups),
         str(config.model["name"]),
         int(parameters),
         int(images),
