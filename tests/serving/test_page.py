@@ -373,7 +373,7 @@ class TestKeys:
         page.click("#key-dialog .cancel")
         page.choose(photos[0])
         page.wait("document.querySelector('#key-dialog').open")
-        page.click("#key-dialog .cancel")
+        page.key("Escape", 27)
         page.wait_for_answers(1)
         assert "only with a key" in page.text("#failure p")
         page.click("#key-button")
@@ -381,4 +381,26 @@ class TestKeys:
         page.click("#key-dialog .primary")
         page.click("#failure button")
         page.wait("!document.querySelector('#result').hidden")
+        page.get("sessionStorage.clear()")
+
+    def test_a_key_refused_at_once_is_asked_for_again(
+        self, browser: Browser, server: StandIn, photos: list[Path]
+    ) -> None:
+        """Even before the browser has reported that the dialog was closed."""
+        server.reset(key_required=True)
+        server.key = "sesame"
+        page = Page(browser, server.url)
+        page.choose(*photos, photos[0])  # one more than is sent at once
+        page.wait("document.querySelectorAll('#strip li').length === 4")
+        page.get(
+            """(() => {
+            document.querySelector('#key').value = 'wrong';
+            document.querySelector('#key-dialog .primary').click();
+            askForKey();
+        })()"""
+        )
+        page.get("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.get("document.querySelector('#key').value = 'sesame'")
+        page.click("#key-dialog .primary")
+        page.wait("document.querySelectorAll('#strip [data-status=done]').length === 4")
         page.get("sessionStorage.clear()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,10 +146,18 @@ def test_a_model_that_attends_to_nothing_says_so(
         assert "attention" in page.text("#reason") and page.is_quiet()
 
 
-def test_the_key_opens_the_server(browser: Browser, model: Path, photos: list[Path], tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
+def test_a_key_opens_the_server_and_its_similar_pictures(
+    browser: Browser, model: Path, photos: list[Path], tmp_path: Path
+) -> None:
+    """Small versions of them need the key too."""
+    keys, features = tmp_path / "keys", tmp_path / "features.parquet"
     keys.write_text(f"{KEY}\n")
-    with served(model, "--keys", str(keys)) as url:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for photo in photos:
+        shutil.copy(photo, folder)
+    vitkit.embed(model, folder, out=features, progress=False)
+    with served(model, "--keys", str(keys), "--features", str(features)) as url:
         page = Page(browser, url)
         page.wait("document.querySelector('#key-dialog').open")
         page.choose(photos[0])
@@ -158,4 +167,9 @@ def test_the_key_opens_the_server(browser: Browser, model: Path, photos: list[Pa
             page.click("#key-dialog .primary")
         page.wait_for_answers(1)
         assert not page.get("document.querySelector('#result').hidden")
+        page.wait("document.querySelectorAll('#similar li').length === 3")
+        page.wait("[...document.querySelectorAll('#similar img')].every(image => image.naturalWidth > 0)")
+        nearest = page.text("#similar li")
+        assert "<i>one.png" in nearest and "similarity 1.00" in nearest  # itself
+        assert "From 3 pictures" in page.text("#similar-words")
         page.get("sessionStorage.clear()")

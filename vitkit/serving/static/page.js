@@ -5,6 +5,7 @@ const SHOWN = 5; // classes at first
 const ASKED = 10; // classes in all
 const AT_ONCE = 3; // requests in flight
 const TRIES = 6; // times that a busy server is asked
+const SIMILAR = 8; // pictures like the one that is looked at
 const FORM = 500; // bytes that a request has around its picture
 const KEY = "vitkit-key";
 
@@ -47,7 +48,8 @@ const WORDS = {
 };
 
 async function ask(path, { signal, ...options } = {}) {
-  const headers = state.key ? { Authorization: `Bearer ${state.key}` } : {};
+  const { key } = state;
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
   let answer;
   try {
     answer = await fetch(path, { ...options, headers, signal });
@@ -57,6 +59,7 @@ async function ask(path, { signal, ...options } = {}) {
   }
   if (answer.ok) return answer;
   const told = await answer.json().then(({ error }) => error, () => null);
+  if (answer.status === 401 && key !== state.key) return ask(path, { signal, ...options }); // a new key came meanwhile
   const words = answer.status === 503 ? WORDS[503] : told || WORDS[answer.status] || `The server answered ${answer.status}`;
   throw new Refusal(answer.status, words, Math.max(1, Number(answer.headers.get("Retry-After")) || 1));
 }
@@ -327,7 +330,7 @@ async function showSimilar() {
   part.querySelector("ul").replaceChildren();
   find("#similar-words").textContent = `From ${counted(state.info.search.images, "picture")}, the nearest first`;
   try {
-    picture.similar ??= patiently(() => ask("search", { method: "POST", body: form(picture) })).then(answer => answer.json());
+    picture.similar ??= patiently(() => ask(`search?k=${SIMILAR}`, { method: "POST", body: form(picture) })).then(answer => answer.json());
     const { images } = await picture.similar;
     if (part.picture === picture) part.querySelector("ul").replaceChildren(...images.map(makeSimilar));
   } catch (error) {
@@ -378,7 +381,6 @@ function kept() {
 function askForKey(words = sentence(state.key ? WORDS[401] : NO_KEY)) {
   find("#key-words").textContent = words;
   if (keyDialog.open) return;
-  keyDialog.returnValue = "";
   keyDialog.showModal();
   find("#key").select();
 }
@@ -387,18 +389,25 @@ keyDialog.querySelector("form").onsubmit = event => {
   event.preventDefault();
   state.key = find("#key").value;
   keep(state.key);
-  keyDialog.close("given");
+  leaveKey();
 };
-keyDialog.querySelector(".cancel").onclick = () => keyDialog.close();
-keyDialog.onclose = () => {
-  if (keyDialog.returnValue !== "given") {
-    const waiting = state.pictures.filter(({ status }) => status === "waiting");
-    waiting.forEach(picture => { Object.assign(picture, { status: "failed", error: NO_KEY }); showTile(picture); });
-    state.view = "picture";
-  }
+keyDialog.querySelector(".cancel").onclick = refuseKey;
+keyDialog.oncancel = refuseKey; // the escape key
+
+function refuseKey() {
+  const waiting = state.pictures.filter(({ status }) => status === "waiting");
+  waiting.forEach(picture => { Object.assign(picture, { status: "failed", error: NO_KEY }); showTile(picture); });
+  state.view = "picture";
+  leaveKey();
+}
+
+// The dialog's own event of closing comes a frame later, when it may be open again.
+function leaveKey() {
+  keyDialog.close();
   send();
   if (state.current) show(state.current);
-};
+}
+
 find("#key-button").onclick = () => askForKey("The key that this page sends to the server.");
 
 // -- start -------------------------------------------------------------------------------------------------------

@@ -88,13 +88,17 @@ camera.querySelector(".primary").onclick = () => {
   if (!canvas.width) return;
   canvas.getContext("2d").drawImage(video, 0, 0);
   canvas.toBlob(content => add([new File([content], "photo.jpg", { type: content.type })], "Photo"), "image/jpeg", 0.92);
-  camera.close();
+  leaveCamera();
 };
-camera.querySelector(".cancel").onclick = () => camera.close();
-camera.onclose = () => {
+camera.querySelector(".cancel").onclick = leaveCamera;
+camera.oncancel = leaveCamera;
+
+function leaveCamera() {
+  camera.close();
   video.srcObject?.getTracks().forEach(track => track.stop());
   video.srcObject = null;
-};
+}
+
 for (const button of all(".shoot")) {
   button.hidden = !isPhone && !navigator.mediaDevices?.getUserMedia;
   button.onclick = shoot;
