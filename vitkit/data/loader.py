@@ -162,7 +162,7 @@ class Loader:
                 yield batches
 
     def take_memory(self) -> None:
-        """Take the memory of preparing ahead, beside whatever holds memory now."""
+        """Take the memory of preparing ahead, next to whatever holds memory now."""
         if self.prepares_ahead and self.memory is not None:
             self._prepare(range(self._together()))
 

@@ -22,7 +22,7 @@ from vitkit.notes import Note
 Data = str | os.PathLike[str] | DataSpec | Source | MapDataset
 "What verbs take: a DATA string, a path, a source that is open already, or a map-style data set of PyTorch."
 MANIFEST = "pack.json"
-"What `vit pack` writes beside its shards."
+"What `vit pack` writes next to its shards."
 # Splits that are made of others.
 JOINT = {"trainval": ("train", "val"), "train800val200": ("train800", "val200")}
 # Items that only some sources read.

@@ -362,7 +362,7 @@ class RunFolder:
         }
 
     def _has_begun(self) -> bool:
-        """Say whether a new run has made anything beside its settings and its record."""
+        """Say whether a new run has made anything besides its settings and its record."""
         own = (CONFIG, KINDS[self.kind].record)
         return bool(self.record.get("steps")) or any(path.name not in own for path in self._owned()[0])
 

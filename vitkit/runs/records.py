@@ -41,14 +41,14 @@ class Kind:
     record: str
     "The file with the command's status and results, which marks the folder as its own."
     writes: Mapping[str, str | None]
-    """Patterns of paths in the folder, beside its record. A value is the kind of a run inside, of which only what that
+    """Patterns of paths in the folder, besides its record. A value is the kind of a run inside, of which only what that
     kind writes is removed. `{part}` stands for each of the names that the command passes as `parts`."""
     marks: tuple[str, ...]
     "Fields that a record had before records had a format."
     has_config: bool = False
     "Settings are in config.yaml, not in the record."
     fields: Mapping[str, Any] = field(default_factory=dict)
-    "Fields of a new record, beside those of every kind."
+    "Fields of a new record, besides those of every kind."
     is_data: bool = False
     "A data set, equal bytes for equal input: its record says no times, and its lock is removed when it is closed."
 

@@ -33,7 +33,7 @@ SEED = "seed"
 "The axis over which results are averaged; its first value runs first."
 MOST_RUNS = 2000
 OWN = ("recipe", "images", "group")
-"What a point of a study says beside settings of `vit train`."
+"What a point of a study may have besides settings of `vit train`."
 READS = {
     "fewshot": ("shots", "seeds"),
     "knn": ("neighbours",),
@@ -41,7 +41,7 @@ READS = {
     "finetune": ("settings", "seeds"),
     "test": (),
 }
-"Settings that each way to measure reads, beside its data and its name."
+"Settings that each way to measure reads, besides its data and its name."
 
 
 @dataclass(frozen=True)

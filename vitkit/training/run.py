@@ -353,7 +353,7 @@ def command_line(ranks: int = 1) -> str:
 
 
 def environment(world: World) -> dict[str, str | int]:
-    """Return what the run's numbers depend on beside its config."""
+    """Return what the run's numbers depend on, besides its config."""
     import vitkit
 
     return {

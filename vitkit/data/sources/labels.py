@@ -83,7 +83,7 @@ def number_labels(
 def find_names(folder: str) -> tuple[tuple[str, ...], str] | None:
     """Return the class names in classes.txt, or the one file named ...classes.txt, and its path.
 
-    A folder named like a split, or data, may have it beside it.
+    If the folder is named like a split, or data, the file may also be next to it.
     """
     path = Path(folder, "classes.txt")
     if not path.exists():

@@ -20,7 +20,7 @@ from vitkit.errors import InputError, did_you_mean
 Array = np.ndarray
 
 SPLITS: dict[str, int] = {"train": 50_000, "val": 5_000, "test": 10_000}
-"Images of each split, unless told; it goes on beyond them, up to SPAN images of its own."
+"Images of each split by default. More can be drawn: each split has SPAN images of its own."
 SPAN = 1 << 40
 
 

@@ -269,7 +269,7 @@ def _field(value: Any) -> str:
 
 
 def _stated_names(url: str) -> tuple[tuple[str, ...], str] | None:
-    """Return the class names in classes.txt beside the shards, and its path."""
+    """Return the class names in classes.txt next to the shards, and its path."""
     folder = url.rpartition("/")[0]
     if not is_url(url):
         return find_names(folder or ".")

@@ -1,4 +1,4 @@
-"""What a VTAB run says of itself: tasks, groups and the overall mean beside the paper's, as a document and a figure."""
+"""What a VTAB run says of itself: tasks, groups and the overall mean next to the paper's, as a document and a figure."""
 
 from __future__ import annotations
 
