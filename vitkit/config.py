@@ -116,7 +116,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
-def to_dict(config: DataclassInstance) -> dict[str, Any]:
+def to_dict(config: DataclassInstance) -> dict[str, object]:
     """Return the settings as plain JSON and YAML types."""
     return {
         field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init
@@ -152,7 +152,9 @@ def override(config: D, settings: Mapping[str, Any], where: str) -> D:
     return dataclasses.replace(config, **check_settings(type(config), settings, where))
 
 
-def check_settings(cls: type[DataclassInstance], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+def check_settings(
+    cls: type[DataclassInstance], settings: Mapping[str, Any], where: str
+) -> dict[str, object]:
     """Return the settings converted to the types of the fields of `cls`, or raise InputError."""
     hints = type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls) if field.init]
@@ -188,7 +190,7 @@ def _section(hint: Any) -> Any:
 
 
 @functools.cache
-def type_hints(cls: type[DataclassInstance]) -> dict[str, Any]:
+def type_hints(cls: type[DataclassInstance]) -> dict[str, object]:
     """Return the annotations of a class; cached, since resolving them is slow."""
     return typing.get_type_hints(cls)
 

@@ -44,7 +44,7 @@ def _short_list(values: Sequence[Any], deep: bool) -> str:
     return f"[{first}{more}]" if len(first) <= 2 * MOST_LETTERS else f"[{len(values)} entries]"
 
 
-def known(value: Any, names: Iterable[str] = ()) -> dict[str, Any]:
+def known(value: Any, names: Iterable[str] = ()) -> dict[str, object]:
     """Return the fields of a dataclass that say something, by name: these, or all."""
     chosen = tuple(names) or tuple(field.name for field in dataclasses.fields(value))
     found = ((name, getattr(value, name)) for name in chosen)
@@ -72,7 +72,7 @@ def html_table(title: str, facts: Mapping[str, Any], *parts: Html) -> Html:
 
 def rows_table(title: str, rows: Sequence[Any] | Mapping[str, Any]) -> Html:
     """Return dataclasses as a table of their plain fields, a mapping as names and values; of many, the first."""
-    entries: list[dict[str, Any]]
+    entries: list[dict[str, object]]
     if isinstance(rows, Mapping):
         entries = [
             {"": name, **(_plain(value) if dataclasses.is_dataclass(value) else {"value": value})}
@@ -93,7 +93,7 @@ def rows_table(title: str, rows: Sequence[Any] | Mapping[str, Any]) -> Html:
     return element("div", element("b", _words(title)), element("table", head, *body), *more)
 
 
-def _plain(row: Any) -> dict[str, Any]:
+def _plain(row: Any) -> dict[str, object]:
     return {
         name: value
         for name, value in ((field.name, getattr(row, field.name)) for field in dataclasses.fields(row))

@@ -448,7 +448,7 @@ def wrap(
             )
         model = OwnModule(module, describe(module, image_size))
         base = Preprocessing(model.config.size, None, "bilinear", *IMAGENET_MEAN_STD)
-    given: dict[str, Any] = {
+    given: dict[str, object] = {
         "mean": None if mean is None else tuple(mean),
         "std": None if std is None else tuple(std),
         "crop_fraction": crop_fraction,

@@ -157,7 +157,7 @@ def _bind(name: str, function: Callable[..., Any], text: str, given: tuple[str, 
     hints = typing.get_type_hints(function)
     parameters = [item for item in inspect.signature(function).parameters.values() if item.name not in given]
     names = [item.name for item in parameters]
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for place, argument in enumerate(filter(None, (part.strip() for part in _split(text, ",")))):
         key, equals, value = argument.partition("=")
         if not equals:

@@ -167,7 +167,7 @@ def _split_name(head: str) -> tuple[str, str | None]:
     return prefix + head[:cut], split
 
 
-def _item(item: str, text: str) -> dict[str, Any]:
+def _item(item: str, text: str) -> dict[str, object]:
     if match := _SLICE.fullmatch(item):
         for end in (match["start"], match["stop"]):
             if end and end.endswith("%") and int(end[:-1]) > 100:

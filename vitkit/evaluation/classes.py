@@ -174,7 +174,7 @@ def read_mapping(path: str | Path, head: HeadClasses) -> dict[str, tuple[int, ..
 
 
 def _from_json(text: str, path: Path) -> dict[str, list[Any]]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]

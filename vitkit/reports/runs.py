@@ -388,7 +388,7 @@ def _difference_parts(runs: Sequence[Run]) -> list[Html]:
     return [section("What differs", *parts)]
 
 
-def compare(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+def compare(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, object]]:
     """Return the dotted settings that differ, with the value in each config ('' where absent), and the equal ones.
 
     What a run's objective doesn't read is absent too.
@@ -402,7 +402,7 @@ def compare(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]],
     return different, {name: row[0] for name, row in values.items() if name not in different}
 
 
-def _without_unread(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _without_unread(flat: Mapping[str, Any]) -> dict[str, object]:
     """Return dotted settings without those that other objectives read, which have no meaning for this one."""
     from vitkit.objectives import READS  # torch, which runs of one objective do without
 

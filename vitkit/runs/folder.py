@@ -108,7 +108,7 @@ class RunFolder:
         keeps: Iterable[str | Path] = (),
         parts: Sequence[str] = (),
         is_shared: bool = False,
-        complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        complete: Callable[[dict[str, object]], dict[str, object]] = dict,
     ) -> None:
         """Make the folder, or open it again for the same settings.
 
@@ -263,7 +263,7 @@ class RunFolder:
             return
         is_changed = not self.is_new and check_settings(self.path, self.settings, self.kind, self._complete)
         self._remove_leftovers()
-        known: dict[str, Any] = {}
+        known: dict[str, object] = {}
         if KINDS[self.kind].has_config:
             with suppress(InputError):  # a damaged run.json is written anew: checkpoints hold what counts
                 known = read_record(self.path, self.kind)
@@ -385,7 +385,7 @@ def check_settings(
     path: Path,
     settings: Mapping[str, Any],
     kind: str = "train",
-    complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    complete: Callable[[dict[str, object]], dict[str, object]] = dict,
 ) -> bool:
     """Refuse other settings than those of the run that is here, but for those that are FREE; say whether one of these is another."""
     made = KINDS[kind]
@@ -467,7 +467,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return {name: value for part in inner for name, value in part.items()}
 
 
-def _binding_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _binding_settings(settings: Mapping[str, Any]) -> dict[str, object]:
     """Return settings by their dotted names, a list of changes without those that may change on resume."""
     leaves = flatten(settings)
     changes = binding(leaves.pop("changes", None) or ())

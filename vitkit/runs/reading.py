@@ -54,7 +54,7 @@ class Run:
     path: Path
     name: str
     state: dict[str, Any]
-    config: dict[str, Any]
+    config: dict[str, object]
     training: list[dict[str, float]]
     evaluations: list[dict[str, float]]
     home: Path
@@ -100,12 +100,12 @@ class Run:
         return folder if (folder / "config.json").is_file() else None
 
     @cached_property
-    def results(self) -> dict[str, Any]:
+    def results(self) -> dict[str, object]:
         """What was measured of the model, as `vit eval` writes it; {} where it wasn't."""
         return read_results(self.home)
 
 
-def read_results(folder: Path) -> dict[str, Any]:
+def read_results(folder: Path) -> dict[str, object]:
     """Read what was measured of the model in a folder; {} where nothing was, or of others than the model has now."""
     results, model = read_object(folder / EVALUATION / RESULTS), folder / "model"
     known, weights = text(results.get("weights_sha256")), model / "model.safetensors"

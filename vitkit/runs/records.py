@@ -198,7 +198,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_types(record: dict[str, Any], types: Mapping[str, Any], path: Path) -> None:
+def _check_types(record: dict[str, object], types: Mapping[str, Any], path: Path) -> None:
     for name, kind in types.items():
         if not isinstance(record.get(name), kind):
             raise InputError(f"{path} is damaged: {name!r} is {record.get(name)!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitkit.config import check_choice
 from vitkit.errors import InputError
@@ -70,7 +69,7 @@ def read_folder(path: Path) -> ExportedFolder:
         raise InputError(f"{path}: {error}") from None
 
 
-def _read(path: Path, document: dict[str, Any]) -> ExportedFolder:
+def _read(path: Path, document: dict[str, object]) -> ExportedFolder:
     entry = document[ENTRY]
     if not isinstance(entry, dict):
         raise InputError(f"the entry {ENTRY!r} of {CONFIG} is not an object")

@@ -66,7 +66,7 @@ class BenchRow(Result):
         """Return the row under the names of its columns."""
         height, width = self.image_size
         kind = self.measures
-        names: dict[str, Any] = {
+        names: dict[str, object] = {
             "model": self.model,
             "library": self.library,
             "runs": self.runs,

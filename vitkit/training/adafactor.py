@@ -39,7 +39,7 @@ class MomentumOptimizer(Optimizer):
         """Update the parameters of one group, each of which has a gradient."""
         raise NotImplementedError
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         super().load_state_dict(state_dict)  # casts every tensor to its parameter's dtype
         for group in self.param_groups:
             for parameter in group["params"]:

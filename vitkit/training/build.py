@@ -291,7 +291,7 @@ def _copied(start: LoadedModel, size: Size | None) -> LoadedModel:
     return own
 
 
-def _with_settings(model: Model, settings: dict[str, Any], name: str) -> Model:
+def _with_settings(model: Model, settings: dict[str, object], name: str) -> Model:
     """Return a trained model with other settings, such as dropout, that must not change the shapes of its weights."""
     wanted = override(model.config, settings, "model")
     if wanted == model.config:

@@ -47,7 +47,7 @@ class Checkpoint:
 
     step: int
     path: Path
-    state: dict[str, Any]
+    state: dict[str, object]
     "What was saved in addition to the tensors."
 
     def load(self, tensors: Mapping[str, Any]) -> None:
@@ -213,7 +213,7 @@ def _layout(name: str) -> torch.layout:
     return torch.strided
 
 
-_METADATA: dict[str, Any] = {
+_METADATA: dict[str, object] = {
     "torch.Size": torch.Size,
     "torch.serialization._get_layout": _layout,
     "torch.distributed.checkpoint.filesystem._StorageInfo": _StorageInfo,
@@ -300,17 +300,17 @@ def _start(folder: Path, part: Path) -> None:
     part.mkdir()
 
 
-def _digests(folder: Path, files: Iterator[Path]) -> dict[str, dict[str, Any]]:
+def _digests(folder: Path, files: Iterator[Path]) -> dict[str, dict[str, object]]:
     """Return the size and checksum of each file by name; hashing releases the GIL, so threads help."""
     with ThreadPoolExecutor() as pool:
         return dict(pool.map(lambda path: (path.name, _digest(path)), files))
 
 
-def _digest(path: Path) -> dict[str, Any]:
+def _digest(path: Path) -> dict[str, object]:
     return {"size": path.stat().st_size, "sha256": digest(path)}
 
 
-def _finish(part: Path, path: Path, state: Mapping[str, Any], files: dict[str, dict[str, Any]]) -> None:
+def _finish(part: Path, path: Path, state: Mapping[str, Any], files: dict[str, dict[str, object]]) -> None:
     """Write the state, then the manifest, then give the checkpoint its name."""
     for name in files:
         if not (part / name).exists():

@@ -129,7 +129,7 @@ class Journal:
         if self.folder is not None:
             self.sinks = open_trackers(self.trackers, self.folder.path, step, self.listener)
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: dict[str, object]) -> None:
         if self.folder is None:
             return
         self.folder.append(line)

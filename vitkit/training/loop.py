@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -108,7 +106,7 @@ def resume(parts: RunParts, totals: Totals, results: Results) -> int:
     return found.step if found else 0
 
 
-def state_tensors(parts: RunParts, totals: Totals) -> dict[str, Any]:
+def state_tensors(parts: RunParts, totals: Totals) -> dict[str, object]:
     """Return every tensor of a checkpoint by name; they share memory with the run's."""
     return {
         "objective": dict(parts.objective.state_dict()),

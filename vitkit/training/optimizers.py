@@ -85,7 +85,7 @@ def build_optimizer(
     groups = parameter_groups(model, config, extra_parameters)
     lr = config.learning_rate
     first = groups[0]["params"][0]
-    together: dict[str, Any] = dict(foreach=True) if first.device.type in ("cuda", "cpu") else {}
+    together: dict[str, object] = dict(foreach=True) if first.device.type in ("cuda", "cpu") else {}
     fused: dict[str, Any] = dict(fused=True) if first.is_cuda else together
     momentum: dict[str, Any] = dict(momentum=config.momentum, momentum_dtype=config.momentum_dtype)
     in_float32 = config.momentum_dtype == "float32"

@@ -69,7 +69,7 @@ def resolve(recipe: str | os.PathLike[str], changes: Changes = ()) -> TrainConfi
     return from_dict(TrainConfig, {"name": path.stem, **settings}, "the config")
 
 
-def _for_name(model: dict[str, Any], name: str) -> dict[str, Any]:
+def _for_name(model: dict[str, object], name: str) -> dict[str, object]:
     """Return a recipe's model settings for another model name, without settings that the name fixes."""
     if name.startswith(OWN):
         return {}
@@ -232,7 +232,7 @@ def _rows(config: Any, prefix: str, model: ModelConfig | None) -> Iterator[Setti
             yield Setting(f"{prefix}{field.name}", value, words[field.name])
 
 
-def _model_rows(given: dict[str, Any], model: ModelConfig | None) -> Iterator[Setting]:
+def _model_rows(given: dict[str, object], model: ModelConfig | None) -> Iterator[Setting]:
     yield Setting("model.name", given["name"], "Any MODEL; training starts from its weights, if it has any.")
     meaning = "Whether a trained model gets a new head even if the classes are the same."
     yield Setting("model.new_head", given.get("new_head", False), meaning)

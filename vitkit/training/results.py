@@ -90,7 +90,7 @@ class Results:
         if self.pictures and not step:
             self.pictures.draw(step)  # predictions of the untrained model
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what a checkpoint holds in addition to tensors. Metrics up to this step are synced to disk first."""
         if self.folder:
             self.folder.sync()
@@ -114,7 +114,7 @@ class Results:
         """Write a line of training metrics."""
         means = totals.take()
         pace = self.watch.line(done)
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "step": done,
             "epoch": done / self.parts.periods.per_epoch,
             **means,
@@ -162,7 +162,7 @@ class Results:
         """Evaluate the frozen features of the weights that model/ will hold, if requested."""
         if not self.parts.frozen:
             return
-        line: dict[str, Any] = {"step": done, "epoch": done / self.parts.periods.per_epoch}
+        line: dict[str, object] = {"step": done, "epoch": done / self.parts.periods.per_epoch}
         average = self.parts.average
         with average.applied() if average else nullcontext():
             for evaluator in self.parts.frozen:

@@ -122,7 +122,7 @@ def train(
     accept: "data" resumes a run although training images were added or removed.
     progress: False shows none. listener: follows the run instead of a progress bar.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     if isinstance(model, Mapping):
         given["model"] = model
     elif model is not None:
@@ -275,7 +275,7 @@ def _train(
     return summary(path, parts) if world.is_first else None
 
 
-def completed(settings: dict[str, Any]) -> dict[str, Any]:
+def completed(settings: dict[str, object]) -> dict[str, object]:
     """Return a run's settings with those that have come since, as they were then."""
     return to_dict(from_dict(TrainConfig, settings, CONFIG))
 

@@ -209,7 +209,7 @@ def finetune(
     accept: "data" resumes a fine-tuning although training images were added or removed.
     progress: False shows none. listener: follows the run instead of a progress bar.
     """
-    given: dict[str, Any] = {**settings}
+    given: dict[str, object] = {**settings}
     model, data = arguments("finetune", model, data, given)
     made = as_changes(changes, given)
     if sweep not in (None, "lr"):
@@ -238,7 +238,7 @@ def finetune(
         return result
 
 
-def arguments(verb: str, model: Any, data: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
+def arguments(verb: str, model: Any, data: Any, settings: dict[str, object]) -> tuple[Any, Any]:
     """Return a verb's MODEL and DATA, also where they are given by name, next to settings of the same names.
 
     As keyword arguments, `model` and `data` are sections of settings, which are mappings.
@@ -446,7 +446,7 @@ def run_once(
     """
     changes = [] if rate is None else [f"optimizer.learning_rate={rate}"]
     changes.append(f"seed={seed}")
-    settings: dict[str, Any] = {} if steps is None else {"duration": steps}
+    settings: dict[str, object] = {} if steps is None else {"duration": steps}
     inputs, head = plan.inputs(data), None
     if plan.head_first:
         config = plan.config(data, changes, **settings)

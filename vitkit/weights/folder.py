@@ -67,7 +67,7 @@ class Stored:
     "For the model card; never read back."
 
 
-def to_json(stored: Stored) -> dict[str, Any]:
+def to_json(stored: Stored) -> dict[str, object]:
     """Return the entry 'vitkit' of config.json, which is also the JSON next to a single file."""
     family = next(name for name, cls in FAMILIES.items() if cls is type(stored.config))
     return {
@@ -129,7 +129,7 @@ def describe_folder(folder: Path, stored: Stored, accept_numerics: bool = False)
     """Write a model folder's config and card, each atomically."""
     from vitkit.weights import huggingface, timm  # see `why_not_portable`
 
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     portable = why_not_portable(stored.config, accept_numerics) is None
     if portable:
         document = timm.config_json(stored.config, stored.preprocessing)

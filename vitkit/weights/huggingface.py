@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
 
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
@@ -156,7 +155,7 @@ def numerics(config: ModelConfig) -> dict[str, Numeric]:
 
 def config_json(
     config: ModelConfig, class_names: tuple[str, ...] | None, multi_label: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the config.json of a native folder."""
     names = class_names or tuple(f"LABEL_{index}" for index in range(config.num_classes))
     labels = {
@@ -201,7 +200,7 @@ def config_json(
     }
 
 
-def preprocessor_json(preprocessing: Preprocessing) -> dict[str, Any]:
+def preprocessor_json(preprocessing: Preprocessing) -> dict[str, object]:
     """Return the preprocessor_config.json of a native folder."""
     height, width = preprocessing.size
     values = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
 
 from vitkit.errors import InputError
 from vitkit.models.configs import HybridConfig, ModelConfig, Preprocessing, ResNetConfig, ViTConfig
@@ -150,7 +149,7 @@ def numerics(config: ModelConfig) -> dict[str, Numeric]:
     return found
 
 
-def config_json(config: ModelConfig, preprocessing: Preprocessing) -> dict[str, Any]:
+def config_json(config: ModelConfig, preprocessing: Preprocessing) -> dict[str, object]:
     """Return the config.json entries from which timm and transformers rebuild the model."""
     args: Settings = {}
     if isinstance(config, ViTConfig):

@@ -103,10 +103,10 @@ class Parquet(Source):
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Any] = OrderedDict()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_kept")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._start()
 

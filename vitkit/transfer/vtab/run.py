@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ def vtab(
     accept: "data" resumes tasks although training images were added or removed.
     progress: False shows none. listener: follows the runs instead of a progress bar.
     """
-    given: dict[str, Any] = {**settings}
+    given: dict[str, object] = {**settings}
     model, data = arguments("vtab", model, data, given)
     made = [change for change in as_changes(changes, given) if change != "protocol=paper"]
     model, named = named_model(model)
