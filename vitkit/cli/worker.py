@@ -16,15 +16,18 @@ import threading
 import traceback
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, TextIO
 
 
 def main() -> None:
     """Carry out runs until standard input ends."""
     reports = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not come among the reports
+    jobs = os.fdopen(os.dup(0), encoding="utf-8")
+    # A process that is forked closes its standard input, and would wait for ever for the thread that reads from it.
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (until the process ends)
     lines: Queue[str] = Queue()
-    threading.Thread(target=_read, args=[lines], daemon=True).start()
+    threading.Thread(target=_read, args=[jobs, lines], daemon=True).start()
 
     def tell(kind: str, **values: Any) -> None:
         try:
@@ -53,8 +56,8 @@ def _next(lines: Queue[str], stop: object) -> str:
     return ""
 
 
-def _read(lines: Queue[str]) -> None:
-    for line in sys.stdin:
+def _read(jobs: TextIO, lines: Queue[str]) -> None:
+    for line in jobs:
         lines.put(line)
     lines.put("")
     os.kill(os.getpid(), signal.SIGTERM)
