@@ -132,6 +132,7 @@ NORMALIZATION = {
     "group_norm_epsilon": epsilons,
     "standardization": st.sampled_from(["std", "variance"]),
     "standardization_epsilon": epsilons,
+    "stem": st.sampled_from(["7x7", "3x3"]),
 }
 FAMILIES: dict[type[ModelConfig], dict[str, st.SearchStrategy[Any]]] = {
     ViTConfig: VIT,
