@@ -278,6 +278,63 @@ def run(arguments: argparse.Namespace) -> None:
     store(f"{row['model']}, {arguments.peer}, {arguments.rate:g}/s", row)
 
 
+def bench(arguments: argparse.Namespace) -> None:
+    """Measure a model alone on core 0, with one thread, as servers have it."""
+    words = [
+        sys.executable,
+        "-m",
+        "vitkit",
+        "bench",
+        arguments.model,
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        "--json",
+    ]
+    words += ["--batch-size", ",".join(str(size) for size in arguments.batch_sizes), "--no-memory"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(
+        ["taskset", "-c", "0", *words], env=environment, stdout=subprocess.PIPE, check=True
+    )
+    name = arguments.name or arguments.model
+    for row in json.loads(answer.stdout)["rows"]:
+        size, rate = row["infer_batch_size"], row["infer_samples_per_sec"]
+        print(f"{name}, batch {size}: {rate:.1f} images/s")
+        store(
+            f"{name}, alone, batch {size}",
+            {"model": name, "batch": size, "images_per_second": rate, **machine()},
+        )
+
+
+def show(_: argparse.Namespace) -> None:
+    """Print the tables."""
+    document = json.loads(RESULTS.read_text())
+    for model in dict.fromkeys(row["model"] for row in document.values()):
+        rows = [row for row in document.values() if row["model"] == model]
+        alone = {row["batch"]: row["images_per_second"] for row in rows if "batch" in row}
+        print(
+            f"\n{model} alone: "
+            + ", ".join(f"{rate:.1f} images/s in batches of {size}" for size, rate in alone.items())
+        )
+        print(
+            "\n| server | requests/s | images/s | p50 ms | p99 ms | p99.9 ms | slowest ms | over the bound | refused | "
+            "wrong | lost | memory MB |\n|---|" + "---:|" * 11
+        )
+        for row in rows:
+            if "batch" in row:
+                continue
+            times = " | ".join(f"{1000 * row[name]:.0f}" for name in ("p50", "p99", "p99.9", "slowest"))
+            over = "" if row["over_the_bound"] is None else row["over_the_bound"]
+            refused = row["sent"] - row["lost"] - row["statuses"].get("200", 0)
+            grown = f"{row['memory_before'] / 1e6:.0f} to {row['memory_after'] / 1e6:.0f}"
+            bound = f", {1000 * row['latency']:.0f} ms" if row["latency"] else ""
+            print(
+                f"| {row['peer']}{bound} | {row['rate']:g} | {row['images_per_second']:.1f} | {times} | {over} | {refused} | "
+                f"{row['wrong']} | {row['lost']} | {grown} |"
+            )
+
+
 def machine() -> dict[str, Any]:
     versions = {}
     for name in ("torch", "openvino", "fastapi", "uvicorn", "litserve", "ray"):
@@ -308,6 +365,12 @@ def main() -> None:
     running.add_argument("--seconds", type=float, default=60)
     running.add_argument("--connections", type=int, default=64)
     running.set_defaults(do=run)
+    alone = verbs.add_parser("bench")
+    alone.add_argument("--model", required=True)
+    alone.add_argument("--name", help="of the model in the tables")
+    alone.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 8])
+    alone.set_defaults(do=bench)
+    verbs.add_parser("show").set_defaults(do=show)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are ended too
     arguments.do(arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vitkit import finetune, show_study
-from vitkit.studies.config import list_studies, read_study
+from vitkit.studies.config import file_word, list_studies, read_study
 from vitkit.studies.jobs import Job, carry_out
 
 TINY = [study["name"] for study in list_studies() if study["name"].endswith("_tiny")]
@@ -44,4 +44,4 @@ def test_a_tiny_study(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     study = read_study(name)
     assert len(report.runs) == len(study.runs)
     written = {Path(file).name for file in report.files}
-    assert {f"table-{'-'.join(axes)}.csv" for axes in study.config.tables} <= written
+    assert {f"table-{'-'.join(map(file_word, axes))}.csv" for axes in study.config.tables} <= written

@@ -58,7 +58,7 @@ def plain_copy(model: Model) -> Model:
     for parent, name, module in _children(model):
         if isinstance(module, StandardizedConv2d):
             setattr(parent, name, PlainConv2d(module))
-        elif isinstance(module, Stem):
+        elif isinstance(module, Stem) and not module.is_small:
             setattr(parent, name, PlainStem(module))
     return model
 
@@ -76,7 +76,7 @@ def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 
 
 class PlainStem(nn.Module):
-    """BiT's stem. Its zeros are concatenated: ONNX Runtime merges a Pad into MaxPool, which pads with minus infinity."""
+    """BiT's 7x7 stem. Its zeros are concatenated: ONNX Runtime merges a Pad into MaxPool, which pads with minus infinity."""
 
     def __init__(self, source: Stem) -> None:
         super().__init__()
