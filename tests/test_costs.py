@@ -414,6 +414,19 @@ def test_activation_memory_of_other_attentions(kind: str, pool: Any) -> None:
     assert found == (pytest.approx(expected, rel=0.05) if kind == "reformer" else expected)
 
 
+@pytest.mark.parametrize("pool", ["token", "mean"])
+@pytest.mark.parametrize("kind", ["local", "sparse"])
+@pytest.mark.parametrize("image_size", [(9, 9), (9, 33), (3, 36), (60, 9)])
+def test_activation_memory_of_windows_as_wide_as_the_grid(image_size: Any, kind: Any, pool: Any) -> None:
+    wide = {"attention_window": 9} if kind == "local" else {"attention_stride": 8}
+    for chosen in ({}, wide):
+        config = ViTConfig(
+            image_size=image_size, width=16, depth=1, heads=4, mlp_width=24, patch=3, pool=pool, num_classes=5,
+            attention=kind, **chosen,
+        )  # fmt: skip
+        assert cost_of(config).activation_bytes(4) == saved_bytes_per_image(config)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_macs_of_attention_are_those_of_the_pairs_that_it_sees(kind: str) -> None:
     config = ViTConfig(
@@ -429,6 +442,24 @@ def test_macs_of_attention_are_those_of_the_pairs_that_it_sees(kind: str) -> Non
             assert found.more_macs == rounds * patches * 16 * 6  # 12 buckets are 6 directions
         else:
             assert found.pairs == int(mask(config, axis).sum())
+
+
+@pytest.mark.parametrize("kind", ["axial", "linformer", "reformer"])
+@pytest.mark.parametrize("image_size", [36, (33, 48)])
+def test_macs_of_other_attentions_are_those_of_the_built_model(kind: Any, image_size: Any) -> None:
+    """Windows, which local and sparse attention have, also compute pairs that they don't see."""
+    config = ViTConfig(
+        image_size=image_size,
+        width=16,
+        depth=2,
+        heads=4,
+        mlp_width=24,
+        patch=3,
+        attention=kind,
+        **KINDS[kind],
+    )
+    found = cost_of(config)
+    assert (found.parameters, found.macs) == parameters_and_macs(config)
 
 
 @pytest.mark.parametrize("kind", KINDS)

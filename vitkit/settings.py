@@ -31,13 +31,13 @@ class ModelSettings(TypedDict, total=False):
     patch: int
     "Side of a patch in pixels."
     attention: Literal["full", "axial", "local", "sparse", "linformer", "reformer"]
-    "Which tokens a patch attends to: all (full); its row, then its column, in a block with two attentions and two MLPs (axial); a square around it (local); its neighbours in raster order or every n-th patch, by head (sparse); learned mixtures of all patches (linformer); patches with like hashes (reformer)."
+    "Which tokens a patch attends to: all (full); its row, then its column, in a block with two attentions and two MLPs (axial); a square around it (local); its neighbours in raster order or every n-th patch, by head (sparse); learned mixtures of all patches (linformer); patches in the same hash bucket (reformer)."
     attention_window: int | None
     "Side of the square for attention 'local', in patches; an odd number, 7 by default."
     attention_stride: int | None
     "For attention 'sparse', how far neighbours reach and the distance of every n-th patch. Default: the grid's width."
     attention_rank: int | None
-    "Number of mixtures for attention 'linformer', 64 by default."
+    "Number of mixtures for attention 'linformer', at most one per patch. Default: 64, or fewer if there are fewer patches."
     attention_hashes: int | None
     "Rounds of hashing for attention 'reformer', 2 by default."
     attention_chunk: int | None

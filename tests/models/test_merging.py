@@ -198,7 +198,7 @@ def test_gradients_of_recorded_attention_are_those_of_equal_patches() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (ViTConfig(**VIT, attention="axial"), "attention 'axial' needs the grid of patches"),
+        (ViTConfig(**VIT, attention="reformer"), "merging needs attention 'full', not 'reformer'"),
         (ViTConfig(**VIT, positions="relative"), "relative positions are those of single patches"),
         (ViTConfig(**VIT, positions_at="every_layer"), "every layer adds the positions of single patches"),
         (ResNetConfig(units=(1,), image_size=32), "it has no tokens"),

@@ -146,13 +146,13 @@ class ViTConfig(TransformerConfig):
     patch: Side = 16
     "Side of a patch in pixels."
     attention: AttentionKind = "full"
-    "Which tokens a patch attends to: all (full); its row, then its column, in a block with two attentions and two MLPs (axial); a square around it (local); its neighbours in raster order or every n-th patch, by head (sparse); learned mixtures of all patches (linformer); patches with like hashes (reformer)."
+    "Which tokens a patch attends to: all (full); its row, then its column, in a block with two attentions and two MLPs (axial); a square around it (local); its neighbours in raster order or every n-th patch, by head (sparse); learned mixtures of all patches (linformer); patches in the same hash bucket (reformer)."
     attention_window: Annotated[int, Bounds(at_least=1, at_most=2**14 - 1)] | None = None
     "Side of the square for attention 'local', in patches; an odd number, 7 by default."
     attention_stride: Side | None = None
     "For attention 'sparse', how far neighbours reach and the distance of every n-th patch. Default: the grid's width."
     attention_rank: Annotated[int, Bounds(at_least=1, at_most=2**16)] | None = None
-    "Number of mixtures for attention 'linformer', 64 by default."
+    "Number of mixtures for attention 'linformer', at most one per patch. Default: 64, or fewer if there are fewer patches."
     attention_hashes: Annotated[int, Bounds(at_least=1, at_most=16)] | None = None
     "Rounds of hashing for attention 'reformer', 2 by default."
     attention_chunk: Annotated[int, Bounds(at_least=8, at_most=2**14)] | None = None
@@ -254,16 +254,19 @@ class ViTConfig(TransformerConfig):
             self.require(
                 self.heads > 1, "attention 'sparse' needs at least 2 heads: each half sees other patches"
             )
-            stride = self.attention_setting("attention_stride")
+        for name in ("attention_stride", "attention_rank"):
+            given = getattr(self, name)
             self.require(
-                stride <= self.num_patches,
-                f"attention_stride {stride} is larger than the number of patches, {self.num_patches}",
+                given is None or given <= self.num_patches,
+                f"{name} {given} is larger than the number of patches, {self.num_patches}",
             )
 
     def attention_setting(self, name: str) -> int:
         """Return a setting of this kind of attention, as given or by default."""
-        given, default = getattr(self, name), ATTENTION_SETTINGS[name][1]
-        return int(given or default or self.grid[1])
+        given, default = getattr(self, name), ATTENTION_SETTINGS[name][1] or self.grid[1]
+        if name == "attention_rank":
+            default = min(default, self.num_patches)
+        return int(given or default)
 
     @property
     def num_layers(self) -> int:

@@ -12,10 +12,8 @@ Axis = Literal["rows", "columns"]
 "Along which axis of the grid each half of an axial block attends."
 SHORTEST_TILE = 8
 "Fewest rows or columns of queries that share a copy of their surroundings' keys."
-
-
 MOST_DIRECT = 64
-"Most hash buckets that have a random direction each; more are pairs of hashes."
+"Most buckets of a single hash; for more buckets, each is a pair of two hashes."
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,22 @@ class AttentionCost:
 
 
 def tile_side(side: int, reach: int) -> int:
-    """Return the side of a tile of queries: longer ones copy fewer keys, shorter ones compute fewer products in vain."""
-    return min(side, max(SHORTEST_TILE, reach))
+    """Return the side of a tile of queries: longer tiles copy fewer keys, shorter ones compute fewer unseen pairs.
+
+    It is the whole side where shorter tiles, with the keys around them, would compare as many pairs as that.
+    """
+    tile = max(SHORTEST_TILE, reach)
+    return tile if ceil(side / tile) * tile * (tile + 2 * reach) < side**2 else side
+
+
+def covers(reach: tuple[int, int], grid: tuple[int, int]) -> bool:
+    """Return whether a window that reaches this many rows and columns holds the whole grid from every patch."""
+    return all(steps >= side - 1 for steps, side in zip(reach, grid, strict=True))
+
+
+def near_heads(heads: int) -> int:
+    """Return how many heads of sparse attention see neighbours; the others see every stride-th patch."""
+    return (heads + 1) // 2
 
 
 def bucket_factors(patches: int, chunk: int) -> tuple[int, ...]:
@@ -66,7 +78,7 @@ def attention_cost(config: ViTConfig, axis: Axis | None = None) -> AttentionCost
             pairs = heads * _near(rows, reach) * _near(columns, reach)
             return _on_grid(config, pairs, [_window(config, heads, (rows, columns), (reach, reach))])
         case "sparse":
-            stride, near = config.attention_setting("attention_stride"), (heads + 1) // 2
+            stride, near = config.attention_setting("attention_stride"), near_heads(heads)
             lengths = [len(range(first, patches, stride)) for first in range(stride)]
             pairs = near * _near(patches, stride) + (heads - near) * sum(length**2 for length in lengths)
             parts = [
@@ -105,13 +117,20 @@ def _groups(config: ViTConfig, heads: int, groups: int, queries: int, keys: int)
 
 def _window(config: ViTConfig, heads: int, grid: tuple[int, int], reach: tuple[int, int]) -> tuple[int, int]:
     """Return what attention to a window keeps, where queries share copies of keys by tiles."""
+    if covers(reach, grid):
+        # Fused attention keeps views of queries, keys and values. Its output is copied next to that of other tokens or heads.
+        saved = 0 if config.num_prefix else 3 * config.num_tokens * config.width
+        if config.num_prefix or heads < config.heads:
+            saved += heads * (config.width // config.heads) * config.num_patches
+        return saved, 4 * heads * config.num_patches
     groups = queries = keys = 1
     for side, steps in zip(grid, reach, strict=True):
         tile = tile_side(side, steps)
         groups, queries = groups * ceil(side / tile), queries * tile
         keys *= tile if tile == side else tile + 2 * steps
     saved, saved_bytes = _groups(config, heads, groups, queries, keys)
-    if grid[0] == 1 and not config.num_prefix:  # keys of tiles on a line are views of one line
+    # Tiles of one row or of whole rows are slices of the patches in raster order: views, not copies.
+    if not config.num_prefix and (grid[0] == 1 or tile_side(grid[1], reach[1]) == grid[1]):
         line = groups * queries + keys - queries
         saved -= 2 * heads * (config.width // config.heads) * (groups * keys - line)
     return saved, saved_bytes
@@ -127,6 +146,7 @@ def _hashed(config: ViTConfig) -> AttentionCost:
     """Count what Reformer computes: each chunk with itself and the one before, in every round. Memory is an estimate."""
     heads, width, prefix, patches = config.heads, config.width, config.num_prefix, config.num_patches
     rounds, chunk = (config.attention_setting(f"attention_{name}") for name in ("hashes", "chunk"))
+    chunk = min(chunk, patches)
     sorted_patches = rounds * chunk * ceil(patches / chunk)
     compared = 2 * chunk * sorted_patches
     hashing = rounds * patches * width * sum(bucket_factors(patches, chunk)) // 2

@@ -182,7 +182,7 @@ class VisionTransformer(Model):
     def why_unmerged(self) -> str | None:
         config = self.config
         if config.attention != "full":
-            return f"attention {config.attention!r} needs the grid of patches"
+            return f"merging needs attention 'full', not {config.attention!r}"
         if config.positions == "relative":
             return "relative positions are those of single patches"
         if config.positions_at == "every_layer":
@@ -264,7 +264,8 @@ class VisionTransformer(Model):
         self._reset_head_parameters()
 
     def set_image_size(self, image_size: Size) -> None:
-        new = replace(self.config, image_size=as_size(image_size))
+        # Without the rank, which a smaller grid may not have: the grid is what doesn't fit.
+        new = replace(self.config, image_size=as_size(image_size), attention_rank=None)
         if new.attention == "linformer" and new.grid != self.config.grid:
             old, asked = (f"{rows}x{columns}" for rows, columns in (self.config.grid, new.grid))
             raise InputError(

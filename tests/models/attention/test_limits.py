@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 import vitkit
 from vitkit.errors import InputError
@@ -20,6 +22,7 @@ from vitkit.models.attention import build_attention
 from vitkit.models.attention.attention import join_heads, unpack
 from vitkit.models.attention.full import FullAttention
 from vitkit.models.configs import Preprocessing, ViTConfig
+from vitkit.models.pairs import Axis
 from vitkit.models.record import Record
 from vitkit.objectives.mae import MaskedAutoencoding
 
@@ -44,6 +47,10 @@ TINY: dict[str, Any] = dict(image_size=16, patch=4, width=8, depth=1, heads=2, m
             "attention_stride 17 is larger than the number of patches, 16",
         ),
         (
+            {"attention": "linformer", "attention_rank": 17},
+            "attention_rank 17 is larger than the number of patches, 16",
+        ),
+        (
             {"attention": "local", "positions": "relative"},
             "positions 'relative' need attention 'full', not 'local'",
         ),
@@ -60,12 +67,20 @@ def test_settings_that_do_not_fit(settings: dict[str, Any], message: str) -> Non
     assert str(error.value) == message
 
 
-def test_linformer_refuses_another_size_and_stays_as_it_is() -> None:
+def test_linformer_has_no_more_mixtures_than_patches() -> None:
     model = build(ViTConfig(**TINY, attention="linformer"))
+    assert model.get_parameter("blocks.0.attn.key_mixtures.weight").shape == (16, 16)
+    large = build(ViTConfig(**{**TINY, "image_size": 64}, attention="linformer"))
+    assert large.get_parameter("blocks.0.attn.key_mixtures.weight").shape == (64, 256)
+
+
+@pytest.mark.parametrize("side", [2, 6])
+def test_linformer_refuses_another_size_and_stays_as_it_is(side: int) -> None:
+    model = build(ViTConfig(**TINY, attention="linformer", attention_rank=9))
     with pytest.raises(InputError) as error:
-        model.set_image_size(24)
+        model.set_image_size(4 * side)
     assert str(error.value) == (
-        "attention 'linformer' is tied to its grid of 4x4 patches; this image size has 6x6"
+        f"attention 'linformer' is tied to its grid of 4x4 patches; this image size has {side}x{side}"
     )
     assert model.config.size == (16, 16)
     model.set_image_size(19)  # the same patches
@@ -96,10 +111,12 @@ def test_masked_autoencoding_needs_full_attention() -> None:
     )
 
 
-def test_missing_patches_are_refused() -> None:
-    model: Any = build(ViTConfig(**TINY, attention="axial"))
-    with pytest.raises(InputError, match="attention 'axial' needs all patches, but some were dropped"):
-        model.encode(torch.zeros(1, 3, 16, 16), keep=torch.zeros(1, 3, dtype=torch.int64))
+@pytest.mark.parametrize("record", [None, Record("attention")], ids=["", "recorded"])
+@pytest.mark.parametrize("kind", ["axial", "local", "sparse", "linformer"])
+def test_missing_patches_are_refused(kind: Any, record: Record | None) -> None:
+    model: Any = build(ViTConfig(**TINY, attention=kind))
+    with pytest.raises(InputError, match=f"attention '{kind}' needs all patches, but some were dropped"):
+        model.encode(torch.zeros(1, 3, 16, 16), record, keep=torch.zeros(1, 3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("old", ["axial", "local", "sparse", "linformer", "reformer"])
@@ -157,20 +174,51 @@ def unfused(attention: FullAttention, x: torch.Tensor) -> torch.Tensor:
     return attention.proj(join_heads(attention.weights(q, k) @ v))
 
 
+def config(rows: int, columns: int, kind: Any, **settings: Any) -> ViTConfig:
+    return ViTConfig(image_size=(rows, columns), patch=1, width=64, heads=2, attention=kind, **settings)
+
+
+def test_a_wide_window_compares_no_more_than_all_pairs() -> None:
+    def flops(made: ViTConfig) -> int:
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            build_attention(made)(torch.empty(1, made.num_tokens, made.width))
+        return counter.get_total_flops()
+
+    full = flops(config(20, 12, "full"))
+    for window in (*range(1, 60, 2), 101):
+        assert flops(config(20, 12, "local", attention_window=window)) <= full
+
+
+def test_a_wide_window_needs_little_memory() -> None:
+    full = build_attention(config(32, 32, "full"))
+    assert isinstance(full, FullAttention)
+    dense = peak(partial(unfused, full), 1025, 64)
+    for window in (21, 31, 61):
+        assert peak(build_attention(config(32, 32, "local", attention_window=window)), 1025, 64) < dense / 2
+
+
+def test_a_chunk_of_reformer_has_no_more_patches_than_the_image() -> None:
+    found = [
+        peak(build_attention(config(4, 4, "reformer", attention_chunk=chunk)), 17, 64) for chunk in (16, 2048)
+    ]
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["axial", "local", "sparse", "linformer", "reformer"])
 def test_memory_is_far_from_that_of_all_pairs(kind: Any) -> None:
-    def config(rows: int, columns: int, kind: Any) -> ViTConfig:
-        return ViTConfig(image_size=(rows, columns), patch=1, width=64, heads=2, attention=kind, pool="token")
+    def build_all(made: ViTConfig) -> nn.Module:
+        """Both attentions of an axial block."""
+        axes: tuple[Axis | None, ...] = ("rows", "columns") if kind == "axial" else (None,)
+        return nn.Sequential(*(build_attention(made, axis) for axis in axes))
 
     full = build_attention(config(64, 64, "full"))
     assert isinstance(full, FullAttention)
     dense = peak(partial(unfused, full), 4097, 64)
     assert dense > 3 * 4 * 2 * 4097**2
-    axis = "rows" if kind == "axial" else None
-    at_4096 = peak(build_attention(config(64, 64, kind), axis), 4097, 64)
-    at_8192 = peak(build_attention(config(64, 128, kind), axis), 8193, 64)
+    at_4096 = peak(build_all(config(64, 64, kind)), 4097, 64)
+    at_8192 = peak(build_all(config(64, 128, kind)), 8193, 64)
     assert at_4096 < dense / 4
     assert at_8192 < 3 * at_4096
-    at_16384 = peak(build_attention(config(128, 128, kind), axis), 16385, 64)
+    at_16384 = peak(build_all(config(128, 128, kind)), 16385, 64)
     assert at_16384 < 3 * at_8192

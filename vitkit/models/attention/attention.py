@@ -1,4 +1,4 @@
-"""The interface of all attentions: tokens become queries, keys and values; a kind mixes the values; a projection ends it."""
+"""The interface of all kinds of attention: project to queries, keys and values, mix the values, project the result."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from vitkit.models.record import Record
 class Attention(nn.Module):
     """Multi-head self-attention. Kinds define `mix`, and `weights` for recording."""
 
+    projections = 3
+    "Queries, keys and values."
+
     def __init__(
         self,
         width: int,
@@ -26,7 +29,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.attention_dropout = attention_dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.qkv = nn.Linear(width, self.projections * width, bias=qkv_bias)
         self.proj = nn.Linear(width, width)
         self.proj_drop = nn.Dropout(dropout)
 

@@ -1,6 +1,6 @@
-"""Attention of patches to some of the patches: what the kinds that know the grid share.
+"""What all kinds but full attention share: patches see some of the patches, or mixtures of them.
 
-Class and register tokens always see all tokens and are seen by all tokens. No kind builds a matrix of all pairs.
+Class and register tokens always see all tokens and are seen by all tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from vitkit.models.positions import Grid
 class GridAttention(Attention):
     """Kinds define `mix_patches`, and `sees` for recording."""
 
-    needs_all_patches = True
+    own_logit = 0.0
+    "Added to the logit of a token for itself."
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(
@@ -31,17 +32,20 @@ class GridAttention(Attention):
         )
         self.num_prefix = config.num_prefix
         self.kind = config.attention
-        self.set_grid(config.grid)
+        self.grid = config.grid
 
     def set_grid(self, grid: Grid) -> None:
         self.grid = grid
 
-    def mix(self, qkv: Tensor, dropout: float) -> Tensor:
-        q, k, v = unpack(qkv)
-        if self.needs_all_patches and q.shape[2] != self.num_prefix + math.prod(self.grid):
+    def project(self, x: Tensor) -> Tensor:
+        if x.shape[1] != self.num_prefix + math.prod(self.grid):
             raise InputError(
                 f"attention {self.kind!r} needs all patches, but some were dropped: use 'full' or 'reformer'"
             )
+        return super().project(x)
+
+    def mix(self, qkv: Tensor, dropout: float) -> Tensor:
+        q, k, v = unpack(qkv)
         return join_heads(self.mix_tokens(q, k, v, dropout))
 
     def mix_tokens(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -60,11 +64,13 @@ class GridAttention(Attention):
         raise NotImplementedError
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        seen = F.pad(self.sees(q), (self.num_prefix, 0, self.num_prefix, 0), value=True)
-        return attention_weights(q, k, torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf))
+        seen = self.sees(q[:, :, self.num_prefix :])
+        seen = F.pad(seen, (self.num_prefix, 0, self.num_prefix, 0), value=True)
+        own = self.own_logit * torch.eye(q.shape[2], dtype=q.dtype, device=q.device)
+        return attention_weights(q, k, torch.where(seen, own, -torch.inf))
 
     def sees(self, q: Tensor) -> Tensor:
-        """Return which patches each patch sees, True or False: (..., patches, patches)."""
+        """Return which patches each patch sees, True or False: (..., patches, patches). `q` is of the patches."""
         raise NotImplementedError
 
     def places(self, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ class LinformerAttention(GridAttention):
         self.value_mixtures = nn.Linear(config.num_patches, rank, bias=False)
 
     def set_grid(self, grid: Grid) -> None:
-        assert not hasattr(self, "grid") or grid == self.grid, "configs refuse another grid"
+        assert grid == self.grid, "configs refuse another grid"
         super().set_grid(grid)
 
     def mix_tokens(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:

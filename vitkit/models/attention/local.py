@@ -9,7 +9,7 @@ from torch import Tensor
 from vitkit.kernels import window as kernel
 from vitkit.models.attention.grid import GridAttention, attend_groups
 from vitkit.models.configs import ViTConfig
-from vitkit.models.pairs import tile_side
+from vitkit.models.pairs import covers, tile_side
 from vitkit.models.positions import Grid
 
 Sides = tuple[int, int]
@@ -33,7 +33,7 @@ class LocalAttention(GridAttention):
 
 def attend_window(q: Tensor, k: Tensor, v: Tensor, grid: Grid, radius: Sides, dropout: float) -> Tensor:
     """Attend to patches at most `radius` rows and columns away. `k` and `v` have the prefix before the patches."""
-    if all(reach >= side - 1 for reach, side in zip(radius, grid, strict=True)):
+    if covers(radius, grid):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     if kernel.can_use(q, grid, radius, dropout):
         return kernel.window_attention(q, k, v, grid, radius)

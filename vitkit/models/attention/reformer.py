@@ -1,4 +1,4 @@
-"""Reformer's attention by locality-sensitive hashing (Kitaev et al. 2020): patches see those with like hashes: O(n log n).
+"""Reformer's attention by locality-sensitive hashing (Kitaev et al. 2020): patches see those in the same hash bucket.
 
 Queries are keys. In each of several rounds, patches are hashed into buckets, sorted by bucket and cut into chunks; a
 patch sees those of its bucket in its own chunk and the one before. The result is a softmax over all that a patch sees
@@ -11,9 +11,8 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitkit.models.attention.attention import attention_weights
 from vitkit.models.attention.grid import GridAttention
 from vitkit.models.configs import ViTConfig
 from vitkit.models.pairs import bucket_factors
@@ -21,26 +20,27 @@ from vitkit.models.positions import Grid
 
 SELF = -5e4  # in the range of float16
 "Added to a token's logit for itself: queries are keys, so it would outweigh all others. A token that sees no other still sees itself."
+UNSEEN = -1e9
+"The logit of a pair that isn't seen: as good as minus infinity, of which ONNX Runtime makes NaN."
 
 
 class ReformerAttention(GridAttention):
     """Hashes come from fixed random rotations, the same in training and evaluation, so that runs resume bit for bit."""
 
-    needs_all_patches = False
+    projections = 2  # queries, which are keys too, and values
+    own_logit = SELF
     rotations: Tensor
 
     def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
         self.rounds = config.attention_setting("attention_hashes")
         self.chunk = config.attention_setting("attention_chunk")
-        super().__init__(config)
-        self.qkv = nn.Linear(config.width, 2 * config.width)  # shared queries and keys, and values
         self.register_buffer("rotations", None, persistent=False)
         self.reset_tables()
 
     def set_grid(self, grid: Grid) -> None:
         super().set_grid(grid)
-        if "rotations" in self._buffers:
-            self.reset_tables()
+        self.reset_tables()
 
     def reset_tables(self) -> None:
         size = self.qkv.in_features // self.heads
@@ -52,7 +52,7 @@ class ReformerAttention(GridAttention):
         drawn = torch.randn(shape, device="cpu", generator=torch.Generator().manual_seed(0))
         self.rotations = drawn.to(self.qkv.weight)
 
-    def project(self, x: Tensor) -> Tensor:
+    def project(self, x: Tensor) -> Tensor:  # of all patches or fewer
         q, v = self.qkv(x).unflatten(2, (2, self.heads, -1)).unbind(2)
         return torch.stack([q, F.normalize(q, dim=-1), v], dim=2)
 
@@ -72,19 +72,20 @@ class ReformerAttention(GridAttention):
     def mix_patches(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         return attend_hashed(q, k, v, self.hash(q), self.chunk, dropout)
 
-    def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        seen = self.sees(q[:, :, self.num_prefix :])
-        seen = F.pad(seen, (self.num_prefix, 0, self.num_prefix, 0), value=True)
-        itself = torch.eye(q.shape[2], dtype=q.dtype, device=q.device) * SELF
-        return attention_weights(q, k, itself.expand_as(seen).masked_fill(~seen, -torch.inf))
-
     def sees(self, q: Tensor) -> Tensor:
         found = self.hash(q)
-        place = found.argsort(dim=3, stable=True).argsort(dim=3)
+        place = sort_by_bucket(found).argsort(dim=3)
         chunks = place // self.chunk
         back = chunks[..., :, None] - chunks[..., None, :]
         together = (found[..., :, None] == found[..., None, :]) & (back >= 0) & (back <= 1)
         return together.any(dim=2)
+
+
+def sort_by_bucket(buckets: Tensor) -> Tensor:
+    """Return the patches of each round in the order of their buckets, then of the grid: (batch, heads, rounds, patches)."""
+    patches = buckets.shape[3]
+    # All keys differ, so that any sort gives this order: torch.onnx has no stable one.
+    return (buckets * patches + torch.arange(patches, device=buckets.device)).argsort(dim=3)
 
 
 def attend_hashed(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, chunk: int, dropout: float) -> Tensor:
@@ -94,12 +95,14 @@ def attend_hashed(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, chunk: int, 
     buckets: (batch, heads, rounds, patches).
     """
     patches, rounds = q.shape[2], buckets.shape[2]
+    chunk = min(chunk, patches)
     prefix, spare = k.shape[2] - patches, -patches % chunk
     q = q / math.sqrt(q.shape[3])
-    # Patches that fill up the last chunk are alone in a bucket that sorts last.
-    buckets = F.pad(buckets, (0, spare), value=2**31)
+    # Zeros fill up the last chunk. They come last, in a bucket of their own.
+    fillers = torch.arange(patches, patches + spare, device=q.device).expand(*buckets.shape[:3], -1)
+    order = torch.cat([sort_by_bucket(buckets), fillers], dim=3)  # (batch, heads, rounds, patches)
+    buckets = F.pad(buckets, (0, spare), value=-1)
     filled = [F.pad(x, (0, 0, 0, spare)) for x in (q, k[:, :, prefix:], v[:, :, prefix:])]
-    order = buckets.argsort(dim=3, stable=True)  # (batch, heads, rounds, patches)
     place = order.argsort(dim=3)
     queries, keys, values = (_chunks(_sort(x, order), chunk) for x in filled)
     keys, values = _with_previous(keys), _with_previous(values)  # (..., chunks, 2 * chunk, size)
@@ -108,7 +111,7 @@ def attend_hashed(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, chunk: int, 
     logits = (queries @ keys.transpose(-2, -1)).to(exact)  # (batch, heads, rounds, chunks, chunk, 2 * chunk)
     seen, itself, times = _pairs(buckets, place, order, chunk)
     # A pair that meets in several rounds counts once: each round gets an equal share.
-    logits = (logits + SELF * itself - times.to(exact).log()).masked_fill(~seen, -torch.inf)
+    logits = (logits + SELF * itself - times.to(exact).log()).masked_fill(~seen, UNSEEN)
     total = logits.logsumexp(dim=-1, keepdim=True)
     mixed = F.dropout((logits - total).exp().to(v.dtype), dropout) @ values
     back = place[..., :patches, None]
