@@ -74,6 +74,17 @@ def test_settings_that_leave_weights_alone_may_change(trained: Path, tmp_path: P
     assert config["vitkit"]["model"]["dropout"] == 0.25
 
 
+def test_settings_of_the_old_attention_go_with_it(trained: Path, tmp_path: Path) -> None:
+    start_from(trained, tmp_path / "local", "model.attention=local", "model.attention_window=3")
+    start_from(tmp_path / "local/run", tmp_path / "full", "model.attention=full")
+    config = json.loads((tmp_path / "full/run/model/config.json").read_text())["vitkit"]["model"]
+    assert (config["attention"], config["attention_window"]) == ("full", None)
+    with pytest.raises(InputError, match="attention_stride applies to attention 'sparse', not 'full'"):
+        start_from(
+            tmp_path / "local/run", tmp_path / "no", "model.attention=full", "model.attention_stride=2"
+        )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -26,7 +26,7 @@ from vitkit.errors import InputError
 from vitkit.evaluation.held_out import Classification, HeldOut, OwnMetrics
 from vitkit.evaluation.passes import SourcePass, SourcePasses
 from vitkit.models import build as build_module
-from vitkit.models.configs import ModelConfig, OwnConfig, Preprocessing, Size
+from vitkit.models.configs import ATTENTION_SETTINGS, ModelConfig, OwnConfig, Preprocessing, Size, ViTConfig
 from vitkit.models.model import Model, check_rgb
 from vitkit.models.names import default_preprocessing, model_config
 from vitkit.notes import Note
@@ -293,10 +293,14 @@ def _copied(start: LoadedModel, size: Size | None) -> LoadedModel:
 
 def _with_settings(model: Model, settings: dict[str, object], name: str) -> Model:
     """Return a trained model with other settings, such as dropout, that must not change the shapes of its weights."""
-    wanted = override(model.config, settings, "model")
-    if wanted == model.config:
+    old = model.config
+    if isinstance(old, ViTConfig) and settings.get("attention", old.attention) != old.attention:
+        # Those of the old kind of attention don't apply to the new one.
+        settings = dict.fromkeys(ATTENTION_SETTINGS) | settings
+    wanted = override(old, settings, "model")
+    if wanted == old:
         return model
-    kinds = [getattr(config, "attention", "full") for config in (model.config, wanted)]
+    kinds = [getattr(config, "attention", "full") for config in (old, wanted)]
     if kinds[0] != kinds[1] and not {*kinds} <= SAME_WEIGHTS:
         raise InputError(
             f"attention {kinds[1]!r} has other weights than {kinds[0]!r}, so training can't start from {name}: "
