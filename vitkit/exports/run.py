@@ -29,7 +29,7 @@ from vitkit.predictor import AnyModel, Predictor, exported_path, load, named_mod
 from vitkit.results import Result
 from vitkit.runtimes import Precision, Runtime
 from vitkit.runtimes.folder import CONFIG, ENTRY, FILES, FORMAT_VERSION, GRAPHS, read_folder
-from vitkit.runtimes.graph import OPSET, check_exportable, plain_copy, require, write_onnx
+from vitkit.runtimes.graph import OPSET, plain_copy, require, write_onnx
 from vitkit.runtimes.model import RuntimeModel
 from vitkit.runtimes.openvino import import_openvino
 from vitkit.runtimes.session import open_session
@@ -109,7 +109,6 @@ def export(
     source, given = _load(model, image_size)
     weights = None if isinstance(model, Predictor | torch.nn.Module) else weight_file(given)
     weights_sha256 = None if weights is None else digest(weights)
-    check_exportable(source.model)
     _check_int8(source, to, precision)
     learned, labelled = _open(source, calibrate, "train"), _open(source, data, "measure")
     network, calibration = plain_copy(source.model), None

@@ -63,14 +63,6 @@ def plain_copy(model: Model) -> Model:
     return model
 
 
-def check_exportable(model: Model) -> None:
-    """Raise InputError for a model whose graph no runtime computes rightly."""
-    if getattr(model.config, "attention", None) == "reformer":
-        raise InputError(
-            "attention 'reformer' can't be exported: it sorts patches by hashes, for which torch.onnx has no stable sort"
-        )
-
-
 def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     return [(parent, *child) for parent in model.modules() for child in parent.named_children()]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitkit.errors import InputError
 from vitkit.models.configs import ViTConfig
 from vitkit.predictor import Predictor
-from vitkit.runtimes.graph import check_exportable, plain_copy, require, write_onnx
+from vitkit.runtimes.graph import plain_copy, require, write_onnx
 from vitkit.runtimes.onnx_runtime import OnnxSession
 from vitkit.runtimes.openvino import OpenVinoSession, has_bfloat16
 from vitkit.runtimes.session import Session
@@ -122,7 +122,6 @@ def write_graph(predictor: Predictor, folder: Path) -> Path:
     if path.exists():
         return path
     require("onnx", "onnxscript")
-    check_exportable(predictor.model)
     path.parent.mkdir(exist_ok=True)
     write_onnx(plain_copy(predictor.model), path)
     return path
