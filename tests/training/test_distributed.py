@@ -45,6 +45,7 @@ STRAIGHT: dict[str, list[str]] = {
     "ddp straight": ["parallel=ddp"],
     "fsdp in parts": ["parallel=fsdp", "micro_batch=4"],
     "fsdp in bf16": ["parallel=fsdp", "precision=bfloat16"],
+    "fsdp of axial blocks": ["parallel=fsdp", "model.attention=axial"],
     "ddp in parts and bf16": ["parallel=ddp", "precision=bfloat16", "micro_batch=4"],
 }
 # Each process has 16 images a step; the second one alone is out of memory with more than 8, in one of both passes.
@@ -149,7 +150,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", STOPPED)
 def test_two_processes_then_one_then_two_give_the_curve_of_one(folder: Path, name: str) -> None:
     """They stop between two lines of metrics, at first by a signal to one of both alone."""
-    assert (folder / f"{name}.stopped").read_text() == "3 stopped"
+    assert [(folder / f"{name}.stopped{rank}").read_text() for rank in range(2)] == ["3 stopped"] * 2
     close(folder / name, folder / "one" / name, 2e-4)
     assert read_record(folder / name)["environment"]["processes"] == 2
 
@@ -250,8 +251,7 @@ def main(part: str, folder: Path) -> None:
         return
     for name, changes in STOPPED.items():
         answer = run(name, *changes, at={3: lambda: signal.raise_signal(signal.SIGTERM)})
-        if rank == 0:
-            (folder / f"{name}.stopped").write_text(f"{answer.step} {answer.status}")
+        (folder / f"{name}.stopped{rank}").write_text(f"{answer.step} {answer.status}")
     try:
         run("ddp", *STOPPED["ddp"], "seed=1")
     except InputError as error:

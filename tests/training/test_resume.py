@@ -37,6 +37,10 @@ SETTINGS: dict[str, list[str]] = {
     "sgd": [*RANDOM, "optimizer.name=sgd", "optimizer.momentum_dtype=bfloat16"],
     "plain sgd": ["optimizer.name=sgd", "optimizer.weight_decay=0", "optimizer.freeze=[blocks.0.*]"],
     "adafactor": [*RANDOM, "optimizer.name=adafactor", "optimizer.layer_decay=0.8", "select=last"],
+    **{
+        kind: [*RANDOM, "model.attention_dropout=0.1", "model.patch=2", f"model.attention={kind}"]
+        for kind in ("axial", "local", "sparse", "linformer", "reformer")
+    },
 }
 
 
@@ -434,10 +438,10 @@ def test_what_is_other_than_before_is_said(tmp_path: Path, monkeypatch: pytest.M
     config = from_dict(TrainConfig, read_config(run), "the run")
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
     train_config(config, run, inputs=Inputs(learned, source), device="cpu", listener=listener)
-    assert [line.partition(":")[0] for line in tiny_runs.warnings(listener)] == [
+    assert [re.split("[:;]", line)[0] for line in tiny_runs.warnings(listener)] == [
         "resumed with 3 CPU threads, started with 1 CPU thread",
-        "the labels or files of the training data have changed since the run started, or the files' times",
-        "the labels or files of the evaluation data have changed since the run started, or the files' times",
+        "the training data has changed since the run started (labels, files or modification times)",
+        "the evaluation data has changed since the run started (labels, files or modification times)",
     ]
     again = tiny_runs.Listener()
     tiny_runs.run_tiny(run, listener=again)  # it is done
