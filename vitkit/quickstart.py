@@ -77,7 +77,6 @@ def quickstart(
     def run(name: str, recipe: str, *changes: str) -> TrainResult:
         listener.note(Note(f"\n{name}: vit train {recipe} {' '.join(changes)}".rstrip(), "progress"))
         result = train(recipe, changes, run=str(folder / name), device="cpu", force=force, listener=listener)
-        assert result is not None  # one process
         if result.status == "stopped":
             again = "the same command without --force" if force else "the same command again"
             listener.note(Note(f"stopped; run {again} to resume"))

@@ -106,6 +106,11 @@ def check_alone(advice: str) -> None:
         raise InputError(advice)
 
 
+def is_first_process() -> bool:
+    """Return whether this process writes to the terminal, which torchrun's processes share."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _num_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 

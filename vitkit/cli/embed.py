@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from typing import Annotated
 
@@ -45,8 +44,9 @@ def embed(
     """
     size = parse_size(image_size)
     from vitkit.evaluation.embed import embed as run_embed
+    from vitkit.world import is_first_process
 
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = is_first_process()
     with progress_bar("embedding") if is_first else nullcontext() as progress:
         result = run_embed(
             model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, cast
@@ -75,9 +74,9 @@ def eval(
 
     from vitkit.evaluation.classes import Among
     from vitkit.evaluation.run import evaluate
+    from vitkit.world import is_first_process
 
-    # torchrun's processes share one terminal, and the first alone writes there.
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = is_first_process()
     with progress_bar("measuring") if is_first else nullcontext() as progress:
         result = evaluate(
             model,

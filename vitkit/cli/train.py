@@ -49,6 +49,7 @@ def train(
             _print_settings(explanation)
         return
     from vitkit.training.run import train as run_train
+    from vitkit.world import is_first_process
 
     with follow(note, verbose) as listener:
         result = run_train(
@@ -60,7 +61,7 @@ def train(
             accept=accept or (),
             listener=listener,
         )
-    if result is None:  # another process than the first
+    if not is_first_process():
         return
     if json:
         print_json(result)

@@ -58,7 +58,7 @@ from vitkit.training.pictures import drawn
 from vitkit.training.recipes import resolve
 from vitkit.training.results import Results
 from vitkit.weights.load import paths_in
-from vitkit.world import World, join_world
+from vitkit.world import World, is_first_process, join_world
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,12 @@ def train(
     progress: bool = True,
     listener: Listener | None = None,
     **settings: Unpack[TrainSettings],
-) -> TrainResult | None:
+) -> TrainResult:
     """Train a recipe with other settings, or resume a run; return what `vit train --json` prints.
-
-    Under torchrun, all processes but the first return None.
 
     settings: those of TrainConfig, as in `duration="2ep", optimizer={"learning_rate": 1e-3}`. A mapping changes only
     what it names.
-    changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as texts,
+    changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as strings,
     `["optimizer.learning_rate=1e-3"]`.
     model, data, evaluate: replace the recipe's model.name, data.train and data.evaluate. They are strings, paths or
     objects: what `vitkit.load`, `wrap`, `create_model` and `open_data` return, or PyTorch data sets. A copy of the model
@@ -163,7 +161,7 @@ def train(
             accept_data=accepts_data(accept),
             listener=follower,
         )
-        for line in skipped_notes(result.unreadable) if result is not None else ():
+        for line in skipped_notes(result.unreadable) if is_first_process() else ():
             follower.note(line)
         return result
 
@@ -177,7 +175,7 @@ def train_config(
     force: bool = False,
     accept_data: bool = False,
     listener: Listener | None = None,
-) -> TrainResult | None:
+) -> TrainResult:
     """Train a config in a run folder, from where it stands.
 
     inputs: sources that are open and the model that is loaded already, for what the config names.
@@ -209,7 +207,7 @@ def _train(
     accept_data: bool,
     world: World,
     listener: Listener,
-) -> TrainResult | None:
+) -> TrainResult:
     num_images = on_first_rank(lambda: folder.began_with if folder else None)
     parts = build(config, world, inputs, num_images)
 
@@ -272,7 +270,7 @@ def _train(
         results.journal.close()
     if folder and not was_done:
         folder.update(unreadable=as_json(parts.unreadable))
-    return summary(path, parts) if world.is_first else None
+    return on_first_rank(lambda: summary(path, parts))
 
 
 def completed(settings: dict[str, object]) -> dict[str, object]:
@@ -327,13 +325,13 @@ def _other_than_before(
     }
     if changed["data"]:
         yield (
-            "the labels or files of the training data have changed since the run started, or the files' times: the run "
-            "resumes with the current ones"
+            "the training data has changed since the run started (labels, files or modification times); resuming with "
+            "the current data"
         )
     if changed["measured"]:
         yield (
-            "the labels or files of the evaluation data have changed since the run started, or the files' times: if images "
-            "or labels differ, results from before and after this step can't be compared"
+            "the evaluation data has changed since the run started (labels, files or modification times); if images or "
+            "labels differ, results from before and after this step can't be compared"
         )
 
 

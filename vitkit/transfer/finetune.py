@@ -200,7 +200,7 @@ def finetune(
 
     settings: those of TransferConfig and of TrainConfig, as in `minutes=3, optimizer={"learning_rate": 1e-3}`. A mapping
     changes only what it names; `model={"stochastic_depth": 0.1}` and `data={"workers": 4}` are such sections too.
-    changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as texts, `["minutes=3"]`.
+    changes: settings as a mapping of dotted names, `{"optimizer.learning_rate": 1e-3}`, or as strings, `["minutes=3"]`.
     evaluate: DATA to report on (the setting data.evaluate); by default the data's own test split, else val.
     sweep: "lr" tries the protocol's learning rates on a part of train, then trains on all of train with the best one.
     seeds: number of final runs, with seeds 0, 1, ...; the result has their mean and deviation.
@@ -475,7 +475,6 @@ def run_once(
     found = train_config(
         config, path / "run", inputs=inputs, device=device, accept_data=accept_data, listener=listener
     )
-    assert found is not None  # one process
     if found.status != "done":
         raise KeyboardInterrupt
     obey()

@@ -97,7 +97,7 @@ def vtab(
     sweep: "lr" chooses each task's learning rate by train800 and val200; the last run always trains on train800val200.
     steps: number of steps, for a run shorter than the protocol's.
     settings: settings of every task's run that differ from the protocol's, as in `batch_size=256`; the table names them.
-    changes: the same as a mapping of dotted names, or as texts, `["batch_size=256"]`.
+    changes: the same as a mapping of dotted names, or as strings, `["batch_size=256"]`.
     bad_images: "skip", "error" or "any", for unreadable images.
     accept: "data" resumes tasks although training images were added or removed.
     progress: False shows none. listener: follows the runs instead of a progress bar.
