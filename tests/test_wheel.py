@@ -17,6 +17,18 @@ import vitkit
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
+PROGRAM = """
+import vitkit
+from torch.utils.data import DataLoader, random_split
+
+reveal_type(vitkit.create_model("B/16"))
+print(vitkit.train("digits", duration=20).metrics["test/accuracy"])
+source = vitkit.open_data("digits")
+train, test = random_split(source, [0.8, 0.2])
+for images, labels in DataLoader(source, batch_size=64):
+    print(images.shape, labels.shape)
+"""
+
 pytestmark = pytest.mark.slow
 
 
@@ -94,6 +106,6 @@ def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path)
     (packages / link).write_bytes(archive.read(link))
     (packages / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
     command = [sys.executable, "-m", "mypy", "--python-executable", str(checker / "bin" / "python")]
-    text = "import vitkit; reveal_type(vitkit.create_model('B/16'))"
-    answer = subprocess.run([*command, "-c", text], cwd=tmp_path, capture_output=True, text=True)
+    answer = subprocess.run([*command, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True)
     assert 'Revealed type is "vitkit.models.model.Model"' in answer.stdout, answer.stdout
+    assert "error" not in answer.stdout, answer.stdout

@@ -324,6 +324,7 @@ def test_sources_of_files_and_scenes_are_indexed_too(photos: Path) -> None:
 
 def test_pytorchs_loader_takes_a_source(photos: Path) -> None:
     source = open_data("digits:val")
+    assert isinstance(source, Dataset)
     images, labels = next(iter(DataLoader(source, batch_size=16)))
     assert images.shape == (16, 3, 8, 8) and labels.tolist() == source.labels[:16].tolist()
     transform = transforms.Compose([transforms.Resize(4), transforms.ToTensor()])

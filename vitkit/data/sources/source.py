@@ -10,17 +10,17 @@ import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from vitkit.data.spec import TORCH, DataSpec
 from vitkit.errors import InputError, did_you_mean
 from vitkit.files import check_regular
 from vitkit.notes import Note
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # What `read` gives: a file, its bytes, or pixels (height, width, channels) of type uint8.
 Picture = str | os.PathLike[str] | bytes | np.ndarray
@@ -65,12 +65,12 @@ def file_key(path: str) -> str:
     return f"{os.path.abspath(path)}\0{version}"
 
 
-class Source:
+class Source(Dataset[tuple[Tensor, Any]]):
     """Images with labels. A subclass fills the attributes and says how to read one image.
 
     labels: int64 (images,), or bool (images, classes) where an image may have several.
     images: all pixels, uint8 (images, height, width, channels), where they fit in memory; else None.
-    faults: what is wrong with it as a whole, each one line: nobody but who looks for faults opens it.
+    faults: what is wrong with it as a whole, each one line: such a source opens only with tolerate=True.
     place: the file or folder of data that has no splits of its own, so that some are made of it.
     may_change: whether an image may differ from one reading to the next, so that nothing computed from it is kept.
     may_lack_classes: whether all images of a class may be unreadable, as where labels don't matter.
@@ -107,8 +107,6 @@ class Source:
 
         The image is RGB, uint8 (3, height, width); the label an int, or where images have several, bool (classes,).
         """
-        import torch
-
         from vitkit.data.decode import read_pixels
 
         if isinstance(index, slice):
@@ -225,7 +223,7 @@ class Subset(Source):
         return None if keys is None else [keys[index] for index in self.indices]
 
 
-class Transformed:
+class Transformed(Dataset[tuple[Any, Any]]):
     """A source as PyTorch's data sets are: what a transform makes of each image, with its label."""
 
     def __init__(self, source: Source, transform: Callable[[Any], Any]) -> None:
