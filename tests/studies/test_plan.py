@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+from PIL import Image
 
 from vitkit import plan_study
 from vitkit.costs import cost_of
@@ -131,6 +135,30 @@ def test_every_shipped_study_can_be_planned(
         assert plan.exaflops < 1e-5
     else:
         assert f"{name}_tiny" in SHIPPED or name == "paper_subsets" or name.startswith("cifar")
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of parquet files with as many images and classes as CIFAR-10 and CIFAR-100; all images are one."""
+    root, file = tmp_path_factory.mktemp("cifar"), io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "PNG")
+    for classes in (10, 100):
+        (root / f"cifar{classes}").mkdir()
+        for split, count in (("train", 50_000), ("test", 10_000)):
+            table = {
+                "image": [{"bytes": file.getvalue()}] * count,
+                "label": [place % classes for place in range(count)],
+            }
+            pyarrow.parquet.write_table(pyarrow.table(table), root / f"cifar{classes}" / f"{split}.parquet")
+    return root
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("cifar")])
+def test_cifar_studies_fit_their_data(name: str, cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(cifar)
+    plan = plan_study(name, ["grid.seed=[0]"], device="cpu")
+    assert plan.absent == ()
+    assert all(run.steps >= 4000 and run.batch_size == 256 for run in plan.runs)
 
 
 def test_several_sets_each_have_a_number_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
