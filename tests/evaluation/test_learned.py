@@ -12,7 +12,8 @@ from PIL import Image
 from vitkit.data.open import open_data
 from vitkit.evaluation.learned import warn_if_learned
 from vitkit.notes import kind_of
-from vitkit.runs import RunFolder
+from vitkit.runs import RunFolder, data_facts, read_config, read_record
+from vitkit.training.run import identity
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +72,13 @@ def test_a_folder_inside_the_one_that_was_learned_from() -> None:
 
 
 def test_other_data_is_not_opened(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree("photos", "others")
-    source, test = open_data("./others:train"), open_data("./photos:test")
+    shutil.copytree("photos", "others/train")
+    shutil.copytree("photos", "others/test")
+    RunFolder("runs/others", {"data": {"train": "./others"}}).close()
+    source, test = open_data("./others:train"), open_data("./others:test")
     monkeypatch.setattr("vitkit.evaluation.learned.open_data", lambda *_, **__: pytest.fail("opened"))
     assert warn_if_learned(trained, source) == []
-    assert warn_if_learned(trained, test) == []
+    assert warn_if_learned("runs/others", test) == []
     RunFolder("runs/hub", {"data": {"train": "hf-hub:org/photos"}}).close()
     assert warn_if_learned("runs/hub", source) == []
 
@@ -100,3 +103,32 @@ def test_images_without_labels_count_too() -> None:
     RunFolder("runs/masked", settings).close()
     [line] = warnings("runs/masked", "digits:train")
     assert line.startswith("runs/masked was trained on 1,157 of these images;")
+
+
+@pytest.mark.parametrize("kind", ["train", "finetune"])
+def test_images_that_moved_into_another_split_since(trained: str, tuned: str, kind: str) -> None:
+    """Splits made by content change with the images: those that were learned from may be in test now."""
+    run = trained if kind == "train" else tuned
+    settings = read_config(run) if kind == "train" else read_record(run, "finetune")["settings"]
+    learned = open_data("./photos:train")
+    known = data_facts(len(learned), learned.class_names)
+    if kind == "train":
+        known = identity(learned, learned.class_names)
+    with RunFolder(run, settings, kind=kind) as folder:
+        folder.update(data=known)
+    assert warnings(run, "./photos") == []
+    for index in range(10, 40):
+        Image.new("RGB", (8, 8), (index, 0, 9)).save(f"photos/cat/{index}.png")
+    words = "./photos has changed since {0} was trained, and splits made by content change with it: {0} may have been "
+    for data in ("./photos", "./photos:val"):
+        assert warnings(run, data) == [f"{words.format(run)}trained on some of these images"]
+    [line] = warnings(run, "./photos:all")
+    assert line.startswith(f"{run} was trained on ")
+
+
+def test_images_that_were_skipped_were_not_learned_from(tuned: str) -> None:
+    learned = open_data("./photos:train")
+    with RunFolder(tuned, read_record(tuned, "finetune")["settings"], kind="finetune") as folder:
+        folder.update(unreadable=[{"image": learned.where(0), "reason": "it is empty", "data": "./photos:train"}])
+    [line] = warnings(tuned, "./photos:all")
+    assert line.startswith(f"{tuned} was trained on 15 of these images")
