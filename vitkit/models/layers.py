@@ -170,7 +170,8 @@ def init_encoder_layer(module: nn.Module) -> None:
     if isinstance(module, (Attention, MapPool)):
         for linear in module.children():
             if isinstance(linear, nn.Linear):
-                fan_in = linear.in_features  # q, k and v are separate square matrices
+                # q, k and v are separate square matrices; Linformer's mixtures are drawn as if they were square.
+                fan_in = linear.in_features
                 bound = math.sqrt(6.0 / (2 * fan_in))
                 nn.init.uniform_(linear.weight, -bound, bound)
                 if linear.bias is not None:
