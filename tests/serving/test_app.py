@@ -176,6 +176,14 @@ WRONG = [
     ("no kind", "/predict", b"x", {}, 415, "the content type is 'nothing'; expected multipart/form-data"),
     ("top", "/predict?top=0", picture(1), JPEG, 400, "top: Input should be greater than or equal to 1"),
     ("large", "/predict", b"x" * 400_001, JPEG, 413, "the request is larger than 400,000 bytes"),
+    (
+        "two",
+        "/attention",
+        form({"a": b"", "b": b""})[1],
+        {"Content_Type": form({})[0]},
+        400,
+        "more than one picture",
+    ),
     *(
         (name, "/predict", body, {"Content_Type": "application/json"}, status, words)
         for name, body, status, words in [
@@ -187,7 +195,7 @@ WRONG = [
             ("none", b'{"images": []}', 400, "the request has no pictures"),
             ("no base64", b'{"images": ["***"]}', 400, "image 1 is not base64"),
             ("a link", b'{"images": ["http://localhost/x"]}', 400, "image 1 is not base64"),
-            ("many", json.dumps({"images": [""] * 5}).encode(), 413, "the request has more than 4 pictures"),
+            ("many", json.dumps({"images": [""] * 5}).encode(), 400, "the request has more than 4 pictures"),
         ]
     ),
     *(
@@ -209,7 +217,7 @@ WRONG = [
                 400,
                 "the form has a field that is not named 'file'",
             ),
-            ("files", *form({str(number): b"x" for number in range(5)}), 413, "more than 4 pictures"),
+            ("files", *form({str(number): b"x" for number in range(5)}), 400, "more than 4 pictures"),
         ]
     ),
 ]
@@ -312,6 +320,25 @@ def test_openapi_says_which_pages_need_a_key(client: Client, locked: Client) -> 
     paths = locked.get("/openapi.json").json["paths"]
     assert paths["/predict"]["post"]["security"] == [{"key": []}]
     assert "security" not in paths["/info"]["get"]
+
+
+def test_openapi_says_what_each_page_takes_and_answers(client: Client) -> None:
+    paths = client.get("/openapi.json").json["paths"]
+
+    def most(path: str) -> set[int]:
+        [form, document, _] = paths[path]["post"]["requestBody"]["content"].values()
+        return {
+            form["schema"]["properties"]["file"]["maxItems"],
+            document["schema"]["properties"]["images"]["maxItems"],
+        }
+
+    assert most("/predict") == most("/embed") == {4} and most("/attention") == most("/search") == {1}
+    for operations in paths.values():
+        for operation in operations.values():
+            answers = operation["responses"]
+            assert {"403", "413", "421"} < answers.keys() and "422" not in answers
+            assert len(answers["200"]["content"]) == 1
+    assert "Retry-After" in paths["/predict"]["post"]["responses"]["503"]["headers"]
 
 
 def test_refusals_say_when_to_come_back(

@@ -54,7 +54,7 @@ def make_app(engine: Engine, keys: Keys, hosts: Hosts, limits: Limits | None = N
     _add_state(api, engine, keys, limits)
     _add_computed(api, engine, limits)
     _add_pages(api)
-    _describe_security(api, keys)
+    _correct_description(api, keys)
     return Guard(api, engine.batcher, engine.metrics, hosts, keys, limits)
 
 
@@ -99,7 +99,7 @@ def _answers(
 ) -> dict[int | str, dict[str, Any]]:
     """Return the answers of a page, for its description."""
     words = {
-        400: "The request is broken.",
+        400: "The request is broken, or no picture can be read.",
         401: "A key is missing or wrong.",
         403: "The request comes from a page of another site.",
         404: "It is not there.",
@@ -112,13 +112,24 @@ def _answers(
     }
     ok: dict[str, Any] = {"description": "Done."}
     ok |= {"model": model} if media is None else {"content": media}
-    return {
-        200: ok,
-        **{status: {"model": schemas.Error, "description": words[status]} for status in statuses},
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": schemas.Error, "description": words[status]}
+        for status in sorted({*_GUARDED, *statuses})
     }
+    if 503 in errors:
+        errors[503]["headers"] = {
+            "Retry-After": {"schema": {"type": "integer"}, "description": "In seconds."}
+        }
+    return {200: ok, **errors}
 
 
-_COMPUTED = (400, 401, 403, 408, 413, 415, 421, 503)
+def _unavailable(words: str) -> dict[int | str, dict[str, Any]]:
+    return {503: {"model": schemas.Error, "description": words}}
+
+
+_GUARDED = (403, 413, 421)
+"What every page can answer with, since the guard does."
+_COMPUTED = (400, 401, 408, 415, 501, 503)
 
 
 def _add_state(api: FastAPI, engine: Engine, keys: Keys, limits: Limits) -> None:
@@ -143,19 +154,19 @@ def _add_state(api: FastAPI, engine: Engine, keys: Keys, limits: Limits) -> None
         latency_ms=1000 * engine.batcher.latency,
     ).model_dump()
 
-    @api.get("/info", responses=_answers(schemas.Info, 421))
+    @api.get("/info", responses=_answers(schemas.Info))
     async def about() -> Response:
         """What is served, and its limits."""
         return JSONResponse(info)
 
-    @api.get("/healthz", responses=_answers(schemas.Health, 421, 503))
+    @api.get("/healthz", responses=_answers(schemas.Health) | _unavailable("It must be restarted."))
     async def health() -> Response:
         """Whether the process works: 503 if it must be restarted."""
         if engine.batcher.is_alive() or engine.batcher.is_closed:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"error": "the batcher has stopped"}, 503)
 
-    @api.get("/readyz", responses=_answers(schemas.Health, 421, 503))
+    @api.get("/readyz", responses=_answers(schemas.Health) | _unavailable("It shuts down."))
     async def ready() -> Response:
         """Whether requests are welcome: 503 while the server shuts down."""
         if engine.batcher.is_closed or engine.is_draining:
@@ -163,7 +174,9 @@ def _add_state(api: FastAPI, engine: Engine, keys: Keys, limits: Limits) -> None
         return JSONResponse({"status": "ready"})
 
     @api.get(
-        "/metrics", responses=_answers(None, 401, 421, media={"text/plain": {"schema": {"type": "string"}}})
+        "/metrics",
+        responses=_answers(None, 401, media={"text/plain": {"schema": {"type": "string"}}}),
+        response_class=Response,
     )
     async def metrics() -> Response:
         """Counters in Prometheus' text format, summed over all worker processes."""
@@ -172,50 +185,9 @@ def _add_state(api: FastAPI, engine: Engine, keys: Keys, limits: Limits) -> None
 
 def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
     """Pages that the model answers."""
-    body = {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "multipart/form-data": {
-                    "schema": {
-                        "type": "object",
-                        "required": ["file"],
-                        "additionalProperties": False,
-                        "properties": {
-                            "file": {
-                                "type": "array",
-                                "minItems": 1,
-                                "maxItems": limits.max_images,
-                                "items": _BINARY["schema"],
-                            }
-                        },
-                    }
-                },
-                "application/json": {
-                    "schema": {
-                        "type": "object",
-                        "required": ["images"],
-                        "additionalProperties": False,
-                        "properties": {
-                            "images": {
-                                "type": "array",
-                                "minItems": 1,
-                                "maxItems": limits.max_images,
-                                "items": {
-                                    "type": "string",
-                                    "format": "byte",
-                                    "description": "A file in base64.",
-                                },
-                            }
-                        },
-                    }
-                },
-                "image/*": _BINARY,
-            },
-        }
-    }
+    many, one = _body(limits.max_images), _body(1)
 
-    @api.post("/predict", responses=_answers(schemas.Predictions, *_COMPUTED, 501), openapi_extra=body)
+    @api.post("/predict", responses=_answers(schemas.Predictions, *_COMPUTED), openapi_extra=many)
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=1_000_000)] = 5) -> Response:
         """The likeliest classes of pictures, each by itself."""
         if not engine.can_classify:
@@ -231,7 +203,7 @@ def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
         pictures, answers = await _compute(request, engine, limits)
         return JSONResponse({"predictions": [row(*pair) for pair in zip(pictures, answers, strict=True)]})
 
-    @api.post("/embed", responses=_answers(schemas.Embeddings, *_COMPUTED, 501), openapi_extra=body)
+    @api.post("/embed", responses=_answers(schemas.Embeddings, *_COMPUTED), openapi_extra=many)
     async def embed(request: Request) -> Response:
         """The features of pictures, what the head reads; all of them must be readable."""
         if engine.num_features is None:
@@ -246,9 +218,9 @@ def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
 
     @api.post(
         "/attention",
-        responses=_answers(None, *_COMPUTED, 501, media={"image/png": _BINARY}),
+        responses=_answers(None, *_COMPUTED, media={"image/png": _BINARY}),
         response_class=Response,
-        openapi_extra=body,
+        openapi_extra=one,
     )
     async def attention(
         request: Request,
@@ -266,7 +238,7 @@ def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
             raise Problem(400, f"{picture.name}: {_words(answer)}")
         return Response(answer, media_type="image/png")
 
-    @api.post("/search", responses=_answers(schemas.Similar, *_COMPUTED, 501), openapi_extra=body)
+    @api.post("/search", responses=_answers(schemas.Similar, *_COMPUTED), openapi_extra=one)
     async def search(request: Request, k: Annotated[int, Query(ge=1, le=100)] = 12) -> Response:
         """The images of the server's own set that are nearest to one picture, by the cosine of their features."""
         if engine.features is None:
@@ -282,7 +254,7 @@ def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
 
     @api.get(
         "/thumbnail/{index}",
-        responses=_answers(None, 400, 401, 404, 421, 501, media={"image/jpeg": _BINARY}),
+        responses=_answers(None, 400, 401, 404, 501, media={"image/jpeg": _BINARY}),
         response_class=Response,
     )
     async def thumbnail(index: Annotated[int, Path(ge=0, le=2**31)]) -> Response:
@@ -298,6 +270,29 @@ def _add_computed(api: FastAPI, engine: Engine, limits: Limits) -> None:
         return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
 
 
+def _body(most: int) -> dict[str, Any]:
+    """Return the description of a body with so many pictures at most."""
+
+    def form(field: str, item: dict[str, str]) -> dict[str, Any]:
+        items = {"type": "array", "minItems": 1, "maxItems": most, "items": item}
+        return {
+            "schema": {
+                "type": "object",
+                "required": [field],
+                "additionalProperties": False,
+                "properties": {field: items},
+            }
+        }
+
+    base64 = {"type": "string", "format": "byte", "description": "A file in base64."}
+    content = {
+        "multipart/form-data": form("file", _BINARY["schema"]),
+        "application/json": form("images", base64),
+        "image/*": _BINARY,
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
 async def _compute(
     request: Request, engine: Engine, limits: Limits, task: Task = None
 ) -> tuple[list[Picture], list[Answer]]:
@@ -307,9 +302,7 @@ async def _compute(
         kind = request.headers.get("content-type", "")
 
         def read() -> tuple[list[Picture], list[Header | InputError]]:
-            pictures = take_apart(kind, body, limits)
-            if task is not None and len(pictures) > 1:
-                raise Problem(400, f"the request has {len(pictures)} pictures; expected one")
+            pictures = take_apart(kind, body, limits.max_images if task is None else 1)
             return pictures, [_header(engine, picture.data) for picture in pictures]
 
         pictures, headers = await asyncio.to_thread(read) if len(body) >= LARGE else read()
@@ -391,22 +384,24 @@ def _add_pages(api: FastAPI) -> None:
         return HTMLResponse(describe(api.openapi()), headers={"Content-Security-Policy": _DOCS_POLICY})
 
 
-def _describe_security(api: FastAPI, keys: Keys) -> None:
-    """Say in the description which pages need a key."""
-    if not keys:
-        return
+def _correct_description(api: FastAPI, keys: Keys) -> None:
+    """Say in the description which pages need a key; remove the answer 422, which FastAPI adds and no page gives."""
     from vitkit.serving.guard import OPEN
 
     make: Callable[[], dict[str, Any]] = api.openapi
 
     def openapi() -> dict[str, Any]:
+        if api.openapi_schema is not None:
+            return api.openapi_schema
         document = make()
-        document.setdefault("components", {})["securitySchemes"] = {
-            "key": {"type": "http", "scheme": "bearer"}
-        }
+        for name in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(name, None)
+        if keys:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, operations in document["paths"].items():
             for operation in operations.values():
-                if path not in OPEN:
+                operation["responses"].pop("422", None)
+                if keys and path not in OPEN:
                     operation["security"] = [{"key": []}]
         return document
 

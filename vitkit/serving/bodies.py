@@ -98,13 +98,13 @@ def too_large(limits: Limits) -> Problem:
     return Problem(413, f"the request is larger than {limits.max_bytes:,} bytes")
 
 
-def take_apart(kind: str, body: bytes, limits: Limits) -> list[Picture]:
-    """Return the pictures of a body by its content type."""
+def take_apart(kind: str, body: bytes, most: int) -> list[Picture]:
+    """Return the pictures of a body by its content type; most: how many there may be."""
     main = kind.partition(";")[0].strip().lower()
     if main == "multipart/form-data":
-        pictures = _from_multipart(kind, body, limits)
+        pictures = _from_multipart(kind, body, most)
     elif main == "application/json":
-        pictures = _from_json(body, limits)
+        pictures = _from_json(body, most)
     elif main.startswith("image/"):
         pictures = [Picture("image", body)]
     else:
@@ -117,11 +117,11 @@ def take_apart(kind: str, body: bytes, limits: Limits) -> list[Picture]:
     return pictures
 
 
-def _too_many(limits: Limits) -> Problem:
-    return Problem(413, f"the request has more than {limits.max_images} pictures")
+def _too_many(most: int) -> Problem:
+    return Problem(400, f"the request has more than {'one picture' if most == 1 else f'{most} pictures'}")
 
 
-def _from_json(body: bytes, limits: Limits) -> list[Picture]:
+def _from_json(body: bytes, most: int) -> list[Picture]:
     expected = 'expected {"images": ["base64", ...]}'
     try:
         document = json.loads(body)
@@ -132,8 +132,8 @@ def _from_json(body: bytes, limits: Limits) -> list[Picture]:
     images = document["images"]
     if not isinstance(images, list) or not all(isinstance(text, str) for text in images):
         raise Problem(400, f"images is no list of texts; {expected}")
-    if len(images) > limits.max_images:
-        raise _too_many(limits)
+    if len(images) > most:
+        raise _too_many(most)
     pictures = []
     for number, text in enumerate(images, start=1):
         try:
@@ -146,8 +146,8 @@ def _from_json(body: bytes, limits: Limits) -> list[Picture]:
 class _Parts:
     """Takes a multipart body apart, as python-multipart calls it."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self.pictures = limits, list[Picture]()
+    def __init__(self, most: int) -> None:
+        self._most, self.pictures = most, list[Picture]()
         self._field, self._value, self._head = bytearray(), bytearray(), dict[str, str]()
         self._data, self._name, self._taken = list[bytes](), "", 0
 
@@ -163,8 +163,8 @@ class _Parts:
         }
 
     def begin(self) -> None:
-        if len(self.pictures) >= self._limits.max_images:
-            raise _too_many(self._limits)
+        if len(self.pictures) >= self._most:
+            raise _too_many(self._most)
         self._head, self._data, self._taken = {}, [], 0
         self._field.clear()
         self._value.clear()
@@ -203,7 +203,7 @@ class _Parts:
         self.pictures.append(Picture(self._name, b"".join(self._data)))
 
 
-def _from_multipart(kind: str, body: bytes, limits: Limits) -> list[Picture]:
+def _from_multipart(kind: str, body: bytes, most: int) -> list[Picture]:
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -211,7 +211,7 @@ def _from_multipart(kind: str, body: bytes, limits: Limits) -> list[Picture]:
     boundary = options.get(b"boundary")
     if not boundary or len(boundary) > 70:
         raise Problem(400, "the content type has no boundary of 1 to 70 characters")
-    parts = _Parts(limits)
+    parts = _Parts(most)
     parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
     try:
         parser.write(body)

@@ -57,4 +57,5 @@ def _body(schema: dict[str, Any]) -> str:
         return "one picture's file"
     [(name, entry)] = schema["properties"].items()
     each = "a file" if entry["items"].get("format") == "binary" else "a file in base64"
-    return f"{name}: 1 to {entry['maxItems']} of {each}"
+    most = entry["maxItems"]
+    return f"{name}: {each}" if most == 1 else f"{name}: 1 to {most}, each {each}"
