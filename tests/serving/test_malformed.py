@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from vitkit.serving.engine import Engine
 from vitkit.serving.service import resident_bytes
 
 assert FastAPI
+SMALL: dict[str, Any] = {"max_bytes": 1_000_000, "head_seconds": 0.3, "body_seconds": 0.3, "idle_seconds": 1}
 ALLOWED = {200, 400, 401, 403, 404, 405, 408, 413, 415, 421, 501, 503}
 
 
@@ -43,10 +45,8 @@ def ask_all(client: Client, seeds: Iterable[int]) -> Counter[int]:
 
 
 def test_malformed_requests_are_refused(engine: Engine) -> None:
-    with running(
-        engine, max_bytes=1_000_000, max_pixels=1_000_000, head_seconds=0.3, body_seconds=0.3
-    ) as client:
-        found = ask_all(client, range(120))
+    with running(engine, **SMALL, max_pixels=1_000_000) as client:
+        found = ask_all(client, range(40, 160))
         assert -1 not in found and found[400] > 30 and {413, 415} <= set(found)
         assert client.post("/predict", {"a": picture(1)}).status == 200
         assert client.get("/healthz").status == 200
@@ -54,7 +54,7 @@ def test_malformed_requests_are_refused(engine: Engine) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_malformed_requests_leave_nothing_behind(engine: Engine) -> None:
-    with running(engine, max_bytes=1_000_000, head_seconds=0.3, body_seconds=0.3) as client:
+    with running(engine, **SMALL) as client:
         ask_all(client, range(10_000, 12_000))
         before = resident_bytes()
         found = ask_all(client, range(10_000))

@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
             date_header=True,
             proxy_headers=False,
             backlog=2048,
-            timeout_keep_alive=15,
+            timeout_keep_alive=limits.idle_seconds,
             timeout_graceful_shutdown=int(GRACE),
         )
         super().__init__(config)

@@ -41,6 +41,8 @@ class Limits:
     "For the head of a request to arrive, once its connection is open."
     body_seconds: float = 30.0
     "For the body of a request to arrive, and for an answer to be taken."
+    idle_seconds: int = 15
+    "Between two requests of a connection."
 
 
 class Keys:
