@@ -155,6 +155,17 @@ def test_classes_that_test_lacks_are_named(model: str, tmp_path: Path) -> None:
     assert f"{tmp_path}:test has no image of ant, cow, so the result doesn't cover these classes" in notes
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("Ti/16", "; Ti/16@pretrained starts from public ones"), ("Ti/17", ""), ("mu/16", "")],
+)
+def test_a_model_without_trained_weights_is_a_warning(name: str, advice: str) -> None:
+    plan = make_plan(name, "digits:train", ["minutes=1"], "cpu")
+    [warning] = [note for note in plan.notes if str(note).startswith(name)]
+    assert warning == f"{name} has no trained weights, so training starts from scratch{advice}"
+    assert kind_of(warning) == "warning"
+
+
 def test_graphs_take_whole_batches(model: str) -> None:
     changes = ["protocol=paper", "compile=graphs", "image_size=32"]
     plan = make_plan(model, "digits", changes, "cpu")

@@ -18,7 +18,7 @@ from vitkit.data.sources.source import Source, shared_images, take
 from vitkit.data.splits import listed
 from vitkit.data.unreadable import BadImageRule
 from vitkit.errors import InputError
-from vitkit.models.configs import ModelConfig, OwnConfig, as_size, write_size
+from vitkit.models.configs import ModelConfig, OwnConfig, Preprocessing, as_size, write_size
 from vitkit.models.model import check_rgb
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, choose_device, load
@@ -43,6 +43,7 @@ from vitkit.transfer.protocols import (
     without_regularisation,
 )
 from vitkit.weights.load import LoadedModel, find_model, load_model, own_module
+from vitkit.weights.public import find_weights
 
 MINUTES = 10.0
 CPU_MICRO_BATCH = 32
@@ -76,6 +77,17 @@ def load_start(model: str | os.PathLike[str] | Predictor) -> Start:
         start = Start(spec, load_model(spec), find_model(spec).path is not None)
     check_rgb(start.config, start.spec)
     return start
+
+
+def start_notes(start: Start, preprocessing: Preprocessing) -> tuple[Note, ...]:
+    """Return what to say of the model that training starts from; an untrained one is rarely what was meant."""
+    if start.is_trained:
+        return start.loaded.notes_with(preprocessing)
+    words = f"{start.spec} has no trained weights, so training starts from scratch"
+    with suppress(InputError):  # there are no public weights of this name
+        find_weights(start.spec, "pretrained")
+        words += f"; {start.spec}@pretrained starts from public ones"
+    return (Note(words, "warning"),)
 
 
 @dataclass(frozen=True)
@@ -278,7 +290,7 @@ def make_plan(
     read = (*source.notes, *measured.notes, *(() if dev is None else dev.notes))
     notes = (
         *dict.fromkeys(read),
-        *start.loaded.notes_with(given_preprocessing(config, sized)),
+        *start_notes(start, given_preprocessing(config, sized)),
         *(Note(line, "warning") for line in warnings),
         Note(protocol_line(plan, config, write_size(size), sweep), "protocol"),
     )
