@@ -269,10 +269,33 @@ def test_it_is_inspected_as_far_as_it_is_known() -> None:
     )
     model = wrapped().model
     assert refused(lambda: model(torch.zeros(1, 3, 8, 8), record=Record("attention"))) == (
-        "Net is a module of your own, so it has no attention to record"
+        "Net records no attention: let its forward take `record` and call record.keep('attention', ...)"
     )
     record, images = Record("features"), torch.randn(2, 3, 8, 8)
     assert torch.equal(model(images, record=record), model(images)) and record.features.shape == (2, 8)
+
+
+class Recorder(Net):
+    """Keeps what it is asked for."""
+
+    def forward(self, images: Tensor, record: Record | None = None) -> Tensor:
+        features = self.features(images)
+        if record is not None:
+            record.start(2)
+            for layer in range(2):
+                record.keep("attention", features[:, None, None], layer)
+        return self.fc(features)
+
+
+@pytest.mark.parametrize("new_head", [False, True])
+def test_it_records_what_it_keeps_itself(new_head: bool) -> None:
+    model, images = wrapped(Recorder()).model, torch.randn(2, 3, 8, 8)
+    if new_head:
+        model.reset_head(3)
+    record = Record("attention", "features", layers=[-1])
+    assert torch.equal(model(images, record=record), model(images))
+    assert [*record.attention] == [1] and torch.equal(record.attention[1][:, 0, 0], record.features)
+    assert refused(lambda: model(images, record=Record("tokens"))).startswith("Recorder records no tokens")
 
 
 def test_a_report_on_its_run_says_what_is_left_out() -> None:

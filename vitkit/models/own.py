@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class OwnModule(Model):
         if self.config.new_head:
             return super().forward(images, record)
         if record is not None:
-            record.keep("features", self.features(images, record))
+            return self._record(images, record)
         self.check_images(images)
         with self._computing(images):
             return self.module(images)
@@ -60,17 +61,31 @@ class OwnModule(Model):
     def features(self, images: Tensor, record: Record | None = None) -> Tensor:
         self.check_images(images)
         if record is not None:
-            if undefined := record.kinds - {"features"}:
-                raise InputError(
-                    f"{self.config.module} is a module of your own, so it has no {' or '.join(sorted(undefined))} to record"
-                )
-            record.start(0)
+            self._record(images, record)
         if not self.config.num_features:
             raise InputError(
                 f"{self.config.module} has no features: give it a method features(images) that returns (batch, width)"
             )
         with self._computing(images):
             return compute_features(self.module, images)
+
+    def _record(self, images: Tensor, record: Record) -> Tensor:
+        """Return the module's own logits, and record what its forward pass keeps, besides its features."""
+        self.check_images(images)
+        with self._computing(images):
+            if "record" in signature(self.module.forward).parameters:
+                logits = self.module(images, record=record)
+            else:
+                record.start(0)
+                logits = self.module(images)
+        if record.wants("features") and record.features is None:
+            record.keep("features", self.features(images))
+        if missing := [kind for kind in sorted(record.kinds) if getattr(record, kind) in (None, {})]:
+            raise InputError(
+                f"{self.config.module} records no {' and no '.join(missing)}: let its forward take `record` and call "
+                f"record.keep({missing[0]!r}, ...)"
+            )
+        return logits
 
     def classify(self, features: Tensor) -> Tensor:
         if not self.config.new_head:
