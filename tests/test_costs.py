@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+import vitkit
 from tests.models.attention.definition import mask
 from vitkit.costs import cost, cost_of, merged_macs, training_exaflops
 from vitkit.errors import InputError
@@ -587,6 +588,14 @@ def test_bad_input(model: str, options: dict[str, Any], message: str) -> None:
         cost(model, **options)
 
 
+def test_a_model_costs_what_its_name_does() -> None:
+    model = vitkit.create_model("Ti/16")
+    for known in (model, vitkit.wrap(model)):
+        assert cost(known) == cost("Ti/16") and cost(known, image_size=384) == cost("Ti/16", image_size=384)
+    with pytest.raises(InputError, match=r"^cost takes the name .* not Linear: pass vitkit.wrap\("):
+        cost(torch.nn.Linear(2, 2))
+
+
 def test_unknown_table() -> None:
     with pytest.raises(InputError, match="expected 'sizes' or 'scaling'"):
         table("prices")  # type: ignore[arg-type]
@@ -667,7 +676,7 @@ def test_the_scaling_page_shows_differences(vit: Any) -> None:
         ),
         (
             ("B/16", "--table", "sizes"),
-            "error: --table sizes stands alone: leave out models and their flags\n",
+            "error: --table sizes can't be combined with models or other flags\n",
         ),
         (("b16",), "error: unknown model 'b16'; did you mean 'B/16'? `vit models` lists them all\n"),
     ],

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from vitkit.config import Bounds
+from vitkit.config import Bounds, override
 from vitkit.errors import InputError
 from vitkit.models.configs import (
     AttentionKind,
@@ -30,7 +30,7 @@ from vitkit.models.configs import (
     TransformerConfig,
     ViTConfig,
 )
-from vitkit.models.names import model_config
+from vitkit.models.names import find_name, model_config
 from vitkit.models.pairs import Axis, attention_cost
 from vitkit.results import Result
 
@@ -163,24 +163,38 @@ class Cost:
 
 
 def cost(
-    model: str,
+    model: object,
     *,
     image_size: Size | None = None,
     num_classes: int | None = None,
     attention: AttentionKind | None = None,
     images: int | None = None,
 ) -> CostReport:
-    """Return the cost of a named model per image, and the exaFLOPs of training on a number of images."""
-    if "@" in model or os.path.exists(model):
-        raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
+    """Return the cost of a model per image, and the exaFLOPs of training on a number of images.
+
+    model: the name of a model, or what `create_model`, `load` or `wrap` returned.
+    """
     Bounds(at_least=1).check("images", images)
-    if attention is not None and not isinstance(model_config(model), ViTConfig):
-        raise InputError(f"{model} has one kind of attention or none: --attention is for ViTs and hybrids")
-    given = {"image_size": image_size, "num_classes": num_classes, "attention": attention}
-    config = model_config(model, **{name: value for name, value in given.items() if value is not None})
+    asked = {"image_size": image_size, "num_classes": num_classes, "attention": attention}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if isinstance(model, str):
+        if "@" in model or os.path.exists(model):
+            raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
+        name, base = model, model_config(model)
+    else:
+        known = getattr(getattr(model, "model", model), "config", None)
+        if not isinstance(known, ModelConfig):
+            raise InputError(
+                f"cost takes the name of a model such as B/16, or a model of vitkit, not {type(model).__name__}: pass "
+                "vitkit.wrap(net, image_size=224)"
+            )
+        base, name = known, find_name(known) or type(getattr(model, "model", model)).__name__
+    if attention is not None and not isinstance(base, ViTConfig):
+        raise InputError(f"{name} has one kind of attention or none: --attention is for ViTs and hybrids")
+    config = model_config(model, **given) if isinstance(model, str) else override(base, given, f"model {name}")
     found = cost_of(config)
     return CostReport(
-        model,
+        name,
         config.size,
         config.num_classes,
         found.parameters,

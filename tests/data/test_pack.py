@@ -17,6 +17,7 @@ import pytest
 import webdataset
 from PIL import Image
 
+from tests.pytorch_data import Digits
 from vitkit.data.decode import decode
 from vitkit.data.open import open_data
 from vitkit.data.pack import pack, shrink
@@ -58,6 +59,14 @@ def error(*arguments: Any, **settings: Any) -> str:
         pack(*arguments, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_source_and_a_data_set_of_pytorch_are_packed(tmp_path: Path) -> None:
+    for data in (open_data("digits:val"), Digits("digits:val")):
+        target = tmp_path / type(data).__name__ / str(isinstance(data, Digits))
+        pack(data, target)
+        packed = open_data(f"{target}:all")
+        assert packed.labels.tolist() == open_data("digits:val").labels.tolist()
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -228,7 +237,7 @@ def test_a_source_that_has_changed_is_an_error(photos: Path, tmp_path: Path, cha
         draw(77).save(photos / "val/cat/1.png")
     answer = error(str(photos), target)
     assert answer.startswith(
-        f"{target} was packed from {photos}, which is another source or has changed since: choose"
+        f"{target} was packed from {photos}, but the source is different or has changed: choose"
     )
 
 
@@ -492,7 +501,7 @@ def test_generated_images_are_packed_and_told_apart_by_their_spec(tmp_path: Path
     after = open_data(f"{tmp_path}/packed:val", default="train")
     assert after.labels.tolist() == before.labels.tolist()
     assert all((decode(after.read(n)) == decode(before.read(n))).all() for n in range(20))
-    assert "another source" in error("shapes:val[:20,size=32]", tmp_path / "packed", size=16)
+    assert "the source is different" in error("shapes:val[:20,size=32]", tmp_path / "packed", size=16)
 
 
 def test_headers_of_tar_files_say_nothing_of_time_and_owner(photos: Path, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.pytorch_data import Digits
 from vitkit.data import open as opening
-from vitkit.data.open import open_splits
+from vitkit.data.open import open_data, open_splits
 from vitkit.data.pack import pack
 from vitkit.data.report import ClassSize, Overlap, Range, describe_data, draw_sheet, look_at
 from vitkit.data.sources.source import Source
@@ -45,6 +46,14 @@ def photos(tmp_path: Path) -> Path:
     save(draw(8), root / "test/cat/8.png")
     save(draw(9), root / "test/dog/9.png")
     return root
+
+
+def test_a_source_and_a_data_set_of_pytorch_are_data() -> None:
+    source, data = open_data("digits:val"), Digits("digits:test")
+    report = describe_data(source, against=data)
+    assert (report.data, [part.images for part in report.splits]) == ("digits:val", [len(source)])
+    assert report.against is not None and report.against.images == len(data)
+    assert describe_data(data).data.startswith("torch:Digits-")
 
 
 def test_heic_is_reported_with_its_reader_and_without(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

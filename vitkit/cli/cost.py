@@ -38,7 +38,7 @@ def cost(
 
     if table:
         if models or (image_size, num_classes, attention, images) != (None,) * 4:
-            raise InputError(f"--table {table} stands alone: leave out models and their flags")
+            raise InputError(f"--table {table} can't be combined with models or other flags")
         result = published(table)
         if json:
             print_json(result)

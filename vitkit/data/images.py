@@ -108,12 +108,20 @@ _HEAD_BYTES = 256
 _WEIGHT = {"JPEG2000": 4}
 
 
+IN_MEMORY = "vitkit.load(MODEL).predict takes images in memory"
+
+
 def find_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
     """List files as given, and all image files in folders, at any depth, sorted, without hidden ones."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
+    if not isinstance(paths, Iterable) or isinstance(paths, np.ndarray | Tensor):
+        raise InputError(f"expected files or folders, not {type(paths).__name__}; {IN_MEMORY}")
     found: list[Path] = []
-    for path in map(Path, paths):
+    for given in paths:
+        if not isinstance(given, str | os.PathLike):
+            raise InputError(f"expected files or folders, not {type(given).__name__}; {IN_MEMORY}")
+        path = Path(given)
         if path.is_dir():
             images = sorted(_images_below(path))
             if not images:
@@ -261,6 +269,8 @@ def _reason(source: ImageFile, error: Exception) -> str:
         return "it is empty" if empty else f"it is not an image in a known format ({', '.join(FORMATS)})"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"{error} Make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder; vitkit.predict(MODEL, FOLDER) reads all images in it"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).strip() or type(error).__name__

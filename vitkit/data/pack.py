@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitkit.config import Bounds
 from vitkit.data.images import ORIENTATION, open_image, read_image
-from vitkit.data.open import open_data, open_splits
+from vitkit.data.open import Data, named_data, open_data, open_splits
 from vitkit.data.sources.files import find_files, is_url
 from vitkit.data.sources.labels import parse_names
 from vitkit.data.sources.source import Picture, Source, fingerprint, match_classes, read_file
@@ -112,7 +112,7 @@ class PackResult(Result):
 
 
 def pack(
-    source: str | os.PathLike[str] | DataSpec,
+    source: Data,
     target: str | os.PathLike[str],
     *,
     size: int = 256,
@@ -130,12 +130,15 @@ def pack(
     bad_images: "skip", "error" or "any", for unreadable images.
     progress: False shows none; a function is called with the number of images done, and with their total.
     """
-    spec = as_spec(source)
+    data = named_data(source)[0]
+    spec = data.spec if isinstance(data, Source) else as_spec(data)
     _check_settings(size, to, images_per_shard, quality)
     rule = BadImageRule(bad_images, "option")
     target = Path(target).expanduser()
-    _keep_apart(spec, target)
-    sources, notes = _open(spec)
+    if spec is not None:
+        _keep_apart(spec, target)
+    sources, notes = _open(data if isinstance(data, Source) else as_spec(data))
+    named = data.data_name if isinstance(data, Source) else str(spec)
     names = sources[0].class_names
     if to == "tar" and _numbers_mislead(names):
         notes.append(
@@ -172,7 +175,7 @@ def pack(
             records[shard.name] = _write(shard, folder.path, settings, skipped[shard.source.split], step)
             write_file(folder.path / "classes.txt", lines)
             shards = as_json(records)
-            folder.update(status="running", source=str(spec), content=content, complete=False, shards=shards)
+            folder.update(status="running", source=named, content=content, complete=False, shards=shards)
         records = dict(sorted(records.items()))
         folder.update(status="done", message="", complete=True, shards=as_json(records))
     notes += skipped_notes(_unreadable(records))
@@ -180,7 +183,7 @@ def pack(
     for line in notes:
         tell_note(line)
     return PackResult(
-        source=str(spec),
+        source=named,
         target=str(target),
         to=to,
         size=size,
@@ -299,27 +302,29 @@ def _keep_apart(spec: DataSpec, folder: Path) -> None:
             )
 
 
-def _open(spec: DataSpec) -> tuple[list[Source], list[str]]:
+def _open(data: DataSpec | Source) -> tuple[list[Source], list[str]]:
     """Return the splits to pack, their labels by the classes of the first, and notes."""
-    sources = open_splits(spec) if spec.split is None else [open_data(spec, tolerate=True)]
+    is_whole = isinstance(data, DataSpec) and data.split is None
+    sources = open_splits(data) if isinstance(data, DataSpec) and is_whole else [open_data(data, tolerate=True)]
+    name = data.source if isinstance(data, DataSpec) else data.name
     notes = list(dict.fromkeys(note for source in sources for note in (*source.notes, *source.faults)))
     others = [source.split for source in sources if source.split not in MADE]
-    if spec.split is None and others:
+    if is_whole and others:
         sources = [source for source in sources if source.split in MADE]
         if not sources:
             raise InputError(
-                f"{spec.source} has no train, val or test, only {', '.join(others)}: "
-                f"name the split to pack, such as '{spec.source}:{others[0]}'"
+                f"{name} has no train, val or test, only {', '.join(others)}: "
+                f"name the split to pack, such as '{name}:{others[0]}'"
             )
         notes.append(
-            f"{spec.source}: skipped {', '.join(others)}; pack it alone, as '{spec.source}:{others[0]}'"
+            f"{name}: skipped {', '.join(others)}; pack it alone, as '{name}:{others[0]}'"
         )
     elif others:
         notes.append("the shards' names say neither train, val nor test: open them as 'FOLDER:all'")
     sources = [match_classes(source, sources[0].class_names) for source in sources]
     if sources[0].is_multi_label:
         raise InputError(
-            f"{spec.source} is multi-label, and shards hold one label per image: it can't be packed"
+            f"{name} is multi-label, and shards hold one label per image: it can't be packed"
         )
     return sources, notes
 
@@ -345,7 +350,7 @@ def _check_content(folder: RunFolder, content: dict[str, str]) -> None:
     known = folder.record["content"]
     if known and known != content:
         raise InputError(
-            f"{folder.path} was packed from {folder.record['source']}, which is another source or has changed since: "
+            f"{folder.path} was packed from {folder.record['source']}, but the source is different or has changed: "
             "choose another folder, or start over with --force (force=True)"
         )
 

@@ -18,7 +18,7 @@ from PIL import Image
 from vitkit.config import Bounds
 from vitkit.data.decode import decode
 from vitkit.data.images import open_image
-from vitkit.data.open import JOINT, open_data, open_splits
+from vitkit.data.open import JOINT, Data, named_data, open_data, open_splits
 from vitkit.data.sources.source import Picture, Source, count_classes, spread
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import counted
@@ -175,9 +175,9 @@ class SplitImages:
 
 
 def describe_data(
-    spec: str | os.PathLike[str] | DataSpec,
+    data: Data,
     *,
-    against: str | os.PathLike[str] | DataSpec | None = None,
+    against: Data | None = None,
     images: int | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -190,7 +190,8 @@ def describe_data(
     out: PNG file for a contact sheet with some images of each class.
     progress: False shows none; a function is called with the number of images done, and with their total.
     """
-    spec = as_spec(spec)
+    data = named_data(data)[0]
+    spec = data if isinstance(data, Source) else as_spec(data)
     Bounds(at_least=1).check("images", images)
     sheet = None if out is None else sheet_path(out, force)
     opened, faults = _open(spec)
@@ -202,9 +203,7 @@ def describe_data(
     shown = [part for part in parts if part.is_shown]
     other = None
     if against is not None:
-        against = as_spec(against)
         source = open_data(against, default="measure", tolerate=True)
-        against = replace(against, split=source.split)
         other = SplitImages(source, False, spread(len(source), images or len(source)))
     everything = [*parts, other] if other else parts
     tell_note = telling(progress)
@@ -216,24 +215,26 @@ def describe_data(
     for line in notes:
         tell_note(line)
     return DataReport(
-        data=str(spec),
+        data=spec.data_name if isinstance(spec, Source) else str(spec),
         num_classes=shown[0].source.num_classes,
         splits=[_describe(part) for part in shown],
         faults=faults,
         compared=[part.source.split for part in parts if not part.is_shown],
         duplicates=_duplicates(parts),
-        against=None if other is None else _found(other, shown, str(against)),
+        against=None if other is None else _found(other, shown, other.source.data_name),
         sheet=None if sheet is None else str(sheet),
         notes=notes,
     )
 
 
-def _open(spec: DataSpec) -> tuple[list[tuple[Source, bool]], list[str]]:
+def _open(spec: DataSpec | Source) -> tuple[list[tuple[Source, bool]], list[str]]:
     """Return the splits to report on, or the one that is asked for and, marked False, those to compare it with.
 
-    Beside them: what is wrong with splits that can't be opened.
+    Also what is wrong with splits that can't be opened.
     """
     faults: list[str] = []
+    if isinstance(spec, Source):
+        return [(spec, True)], faults
     if spec.split is None:
         return [(source, True) for source in open_splits(spec, faults)], faults
     asked = open_data(spec, tolerate=True)
