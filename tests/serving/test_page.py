@@ -93,6 +93,7 @@ class TestPage:
     ) -> None:
         page = Page(browser, server.url, width)
         assert "What is in your picture?" in page.words() and "Ti/16@pretrained" in page.words()
+        assert "100 ms" in page.text("#facts")
         page.choose(*photos)
         page.wait_for_answers(3)
         assert sorted(server.asked).count("/predict?top=8") == 3
@@ -119,7 +120,7 @@ class TestPage:
     def test_wrong_files_are_named(
         self, browser: Browser, server: StandIn, photos: list[Path], width: str, tmp_path: Path
     ) -> None:
-        """What can't be a picture is not sent; what the server can't read is answered in its words."""
+        """What can't be a picture is not sent; what the server can't read is said in plain words."""
         notes, damaged, large = (tmp_path / name for name in ("notes.txt", "damaged.jpg", "large.png"))
         notes.write_text("hello")
         damaged.write_bytes(photos[0].read_bytes()[:200])
@@ -135,7 +136,7 @@ class TestPage:
             told[page.text("#name")] = page.text("#failure p") if is_told else ""
         assert told == {
             "notes.txt": "This file is not a picture.",
-            "damaged.jpg": "It is damaged, or not a picture.",
+            "damaged.jpg": "This file is cut off or damaged.",
             "large.png": "This picture has 3 MB; the server takes up to 2 MB.",
             "two.png": "",
         }
@@ -203,9 +204,9 @@ class TestPage:
     def test_a_model_without_classes_shows_attention(
         self, browser: Browser, server: StandIn, photos: list[Path], width: str
     ) -> None:
-        server.reset(num_classes=0, attention={"layers": 2, "heads": 2}, attention_reason=None)
+        server.reset(num_classes=0, attention={"layers": 2, "heads": 2}, latency_ms=1500)
         page = Page(browser, server.url, width)
-        assert "Classes" not in page.text("#facts")
+        assert "Classes" not in page.text("#facts") and "1.5 s" in page.text("#facts")
         page.choose(photos[0])
         page.wait_for_answers(1)
         assert "names no classes" in page.text("#result")

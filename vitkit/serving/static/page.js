@@ -47,6 +47,8 @@ const WORDS = {
   503: "The server has more work than it can finish in time",
 };
 
+const DAMAGED = /truncated|broken data/; // as the server's decoder says it
+
 async function ask(path, { signal, ...options } = {}) {
   const { key } = state;
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
@@ -125,7 +127,7 @@ async function classify(picture) {
       picture.status = "waiting";
       hold(error.wait);
     } else {
-      Object.assign(picture, { status: "failed", error: error.message, isFinal: ![0, 503].includes(error.status) });
+      Object.assign(picture, { status: "failed", error: DAMAGED.test(error.message) ? "This file is cut off or damaged" : error.message, isFinal: ![0, 503].includes(error.status) });
     }
   }
   state.sending -= 1;
@@ -434,7 +436,7 @@ async function start() {
   find("#facts").replaceChildren(
     ...(num_classes ? [fact("Classes", num_classes.toLocaleString("en"))] : []),
     fact("Sees", [image_size].flat().reduce((height, width) => `${height} × ${width}`) + " px"),
-    ...(latency_ms ? [fact("Answers within", `${Math.round(latency_ms).toLocaleString("en")} ms`)] : []),
+    ...(latency_ms ? [fact("Answers within", latency_ms < 1000 ? `${Math.round(latency_ms)} ms` : `${latency_ms / 1000} s`)] : []),
   );
   find("#key-button").hidden = !key_required;
   find("[data-view=attention]").disabled = !attention;

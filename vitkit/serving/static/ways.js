@@ -70,6 +70,7 @@ document.addEventListener("paste", event => {
 
 const camera = find("#camera"), video = camera.querySelector("video");
 const isPhone = matchMedia("(pointer: coarse)").matches;
+if (isPhone) find("#about").textContent = "Choose pictures, or take a photo.";
 const REASONS = { NotAllowedError: "This page may not use the camera: allow it in the browser.", NotFoundError: "No camera was found." };
 
 async function shoot() {
