@@ -18,6 +18,7 @@ from tests.training import tiny_runs
 from vitkit import finetune, run_study
 from vitkit.errors import InputError
 from vitkit.studies import run as module
+from vitkit.studies import workers
 from vitkit.studies.config import read_study
 from vitkit.studies.jobs import Job, carry_out
 from vitkit.studies.records import read_state
@@ -75,7 +76,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pretend(study: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
     """Replace workers by ones that train nothing: `pretend({"seed-0_plain": "failed"})` says how runs end."""
     Path("worker.py").write_text(WORKER)
-    monkeypatch.setattr(module, "WORKER", [sys.executable, "-S", "worker.py"])
+    monkeypatch.setattr(workers, "COMMAND", [sys.executable, "-S", "worker.py"])
     monkeypatch.setattr(module, "AGAIN", 0.1)
 
     def run(how: dict[str, str], **options: Any) -> Any:

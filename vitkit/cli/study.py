@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from vitkit.cli.options import Changes, Device, Json, Overwrite, parse_seconds
 from vitkit.cli.output import note, print_json, print_line, print_table
+from vitkit.errors import InputError
 from vitkit.figures.numbers import compact, flops, percent, rough_duration
 
 if TYPE_CHECKING:
@@ -49,8 +50,15 @@ def run(
         typer.Option(metavar="TIME", help="Stop after this time, such as 10m; the same command resumes."),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Runs at once, on each GPU or on the CPU.")
-    ] = 1,
+        str,
+        typer.Option(
+            metavar="N", help="Runs at once, on each GPU or on the CPU; auto measures what a GPU can take."
+        ),
+    ] = "auto",
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray[=ADDRESS]", help="Carry out the runs on a Ray cluster; here by default."),
+    ] = None,
     run: StudyFolder = None,
     device: Device = "auto",
     json: Json = False,
@@ -67,7 +75,8 @@ def run(
         changes or (),
         only=only,
         limit=parse_seconds("--limit", limit),
-        workers=workers,
+        workers=parse_workers(workers),
+        on=on,
         run=run,
         device=device,
     )
@@ -77,6 +86,15 @@ def run(
         print_runs(result)
     if result.status != "done":
         raise typer.Exit(1 if result.status == "failed" else 130)
+
+
+def parse_workers(text: str) -> int | Literal["auto"]:
+    """Return the number of workers, or auto."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise InputError(f"--workers is {text!r}; expected a number or auto")
+    return int(text)
 
 
 def print_runs(result: StudyResult) -> None:

@@ -81,7 +81,7 @@ def _carry_out(values: dict[str, Any], tell: Any) -> bool:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(traceback.format_exc(), encoding="utf-8")
         words = str(error).strip().split("\n")[0]
-        tell("failed", message=f"{type(error).__name__}: {words}; traceback: {file}")
+        tell("failed", message=f"{type(error).__name__}: {words}; traceback: {file}", ends=True)
         return False
     return True
 
