@@ -67,11 +67,18 @@ def _carry_out(values: dict[str, Any], tell: Any) -> bool:
     """Carry out one run, and say whether this process can go on."""
     from vitkit.errors import InputError
     from vitkit.studies.jobs import Busy, Job, carry_out
+    from vitkit.studies.usage import Meter
     from vitkit.transfer.finetune import finetune
 
+    sharing = values.pop("sharing", 1)
     job = Job.from_json(values)
+    meter = Meter(job.path, tell, job.device, sharing)
     try:
-        tell(carry_out(job, tell, finetune))
+        try:
+            ending = carry_out(job, meter, finetune)
+        finally:
+            meter.close()
+        tell(ending)
     except Busy as error:
         tell("busy", message=str(error))
     except InputError as error:

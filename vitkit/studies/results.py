@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from vitkit.runs.records import read_object
 from vitkit.studies.config import SEED, Study, StudyRun
 from vitkit.studies.plan import family_of, model_of
 from vitkit.studies.records import Measured, RunState, read_state
+from vitkit.studies.usage import read_usage
 from vitkit.training.config import TrainConfig
 from vitkit.training.run import completed
 
@@ -38,7 +39,9 @@ class StudyRow(Result):
     "Images that it was shown: steps times batch size."
     exaflops: float
     device_hours: float
-    "Measured, of training."
+    "Measured, of training; runs that share a device divide its time."
+    gpu_busy: float | None
+    "Share of this time in which the GPU had work, of any run; without NVML, the share not spent waiting for data."
     images_per_second: float | None
     measured: tuple[Measured, ...]
 
@@ -94,7 +97,12 @@ def _row(run: StudyRun, state: RunState) -> StudyRow:
             f"{path / RECORD} is damaged: it has no cost or no data; remove {path} to run it again"
         )
     groups = run.groups or (family_of(model_of(config, int(classes))),)
-    processes = finite(mapping(record.get("environment")).get("processes")) or 1
+    environment, usage = mapping(record.get("environment")), read_usage(path)
+    processes = finite(environment.get("processes")) or 1
+    lines = read_metrics(path)
+    busy = usage.busy
+    if busy is None and str(environment.get("device", "cpu")) != "cpu":
+        busy = not_waiting(lines)
     measured = state.measured
     if not measured and state.best is not None:  # what was evaluated while it trained
         measured = (Measured(state.best.metric, state.best.value, None, 0.0),)
@@ -108,10 +116,17 @@ def _row(run: StudyRun, state: RunState) -> StudyRow:
         int(images),
         state.steps * config.batch_size,
         exaflops,
-        state.seconds * processes / 3600,
-        speed(read_metrics(path)),
+        state.seconds * processes / usage.sharing / 3600,
+        busy,
+        speed(lines),
         measured,
     )
+
+
+def not_waiting(lines: Iterable[Mapping[str, float | None]]) -> float | None:
+    """Return the share of training that wasn't spent waiting for data; None if no line says it."""
+    shares = [waited for line in lines if (waited := line.get("waiting")) is not None]
+    return 1 - statistics.fmean(shares) if shares else None
 
 
 def measures_of(rows: Iterable[StudyRow]) -> list[str]:
