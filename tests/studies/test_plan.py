@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from PIL import Image
 
 from vitkit import plan_study
@@ -18,7 +19,10 @@ from vitkit.costs import cost_of
 from vitkit.errors import InputError
 from vitkit.models.names import model_config
 from vitkit.published import PUBLISHED_SCALING
-from vitkit.studies.config import list_studies
+from vitkit.studies.config import list_studies, read_study
+from vitkit.studies.measures import Work
+from vitkit.studies.pace import Pace
+from vitkit.studies.plan import check_runs
 
 LIMITS = {"ViT": 0.021, "Hybrid": 0.03, "ResNet": 0.045}
 
@@ -26,7 +30,7 @@ LIMITS = {"ViT": 0.021, "Hybrid": 0.03, "ResNet": 0.045}
 @pytest.fixture(autouse=True)
 def rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of 1 TFLOP/s."""
-    monkeypatch.setattr("vitkit.studies.plan.matrix_rate", lambda *_: 1e12)
+    monkeypatch.setattr("vitkit.studies.pace.matrix_rate", lambda *_: 1e12)
 
 
 def test_table_6_without_jft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +120,159 @@ def test_the_command(vit: Callable[..., Any], study: Path) -> None:
     assert (
         vit("study", "pln").err
         == "error: unknown verb 'pln'; did you mean 'plan'? `vit study --help` lists them all\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("measure", "message"),
+    [
+        (
+            "{by: fewshot, data: digits, shots: 5000}",
+            "measure 'digits 5000-shot': shots of digits:train must be at most",
+        ),
+        ("{by: knn, data: 'digits:train[:5]'}", "digits:train[:5] has no image"),
+        (
+            "{by: knn, data: 'digits:train[:40]', neighbours: 50}",
+            "neighbours in digits:train[:40] must be at most 40",
+        ),
+        (
+            "{by: knn, data: digits, evaluate: 'digits:train'}",
+            "holds 1,157 of the images that would be measured",
+        ),
+        ("{by: test, data: 'shapes:test[:10]'}", "shapes has class"),
+        ("{by: finetune, data: digits, settings: {droput: 0.1}}", "unknown setting 'droput'"),
+        ("{by: finetune, data: ./nowhere, settings: {droput: 0.1}}", "unknown setting 'droput'"),
+        (
+            "{by: finetune, data: digits, settings: {protocol: paper, image_size: 31}}",
+            "image_size 31 is not a multiple",
+        ),
+        (
+            "{by: finetune, data: digits, settings: {protocol: paper, duration: 5, schedule.warmup: 9}}",
+            "warmup",
+        ),
+    ],
+)
+def test_a_measure_that_cannot_work_is_refused(study: Path, measure: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        plan_study(study, [f"measure=[{measure}]"], device="cpu")
+    assert message in str(error.value) and str(error.value).startswith("run narrow_images-100: measure ")
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_measured_on_is_looked_for(study: Path) -> None:
+    plan = plan_study(study, ["measure=[{by: knn, data: digits, evaluate: ./nowhere}]"], device="cpu")
+    assert plan.absent == ("./nowhere",)
+
+
+def seconds_of(study: Path, measure: str) -> float:
+    """Return the estimated time of a run's measure alone."""
+    plain, whole = (plan_study(study, [f"measure=[{each}]"], device="cpu").runs[0] for each in ("", measure))
+    return whole.seconds - plain.seconds
+
+
+def test_a_fine_tuning_costs_its_own_size_and_steps(study: Path) -> None:
+    paper = "{by: finetune, data: digits, seeds: 2, settings: {protocol: paper, image_size: 32, duration: 7, batch_size: 64}}"
+    fields = {
+        "patch": 4,
+        "depth": 4,
+        "heads": 4,
+        "mlp_width": 128,
+        "width": 64,
+        "pool": "mean",
+        "image_size": 32,
+    }
+    macs = cost_of(model_config("Ti/16", num_classes=10, **fields)).macs
+    assert seconds_of(study, paper) == pytest.approx(2 * 2 * macs * (3 * 7 * 64 + 382) / 0.4e12)
+    # Without a duration, the protocol's own: 500 steps of 512 for so few images, of 128 pixels for such small ones.
+    macs = cost_of(model_config("Ti/16", num_classes=10, **(fields | {"image_size": 128}))).macs
+    own = "{by: finetune, data: digits, settings: {protocol: paper}}"
+    assert seconds_of(study, own) == pytest.approx(2 * macs * (3 * 500 * 512 + 382) / 0.4e12)
+    quick = "{by: finetune, data: digits, seeds: 2, settings: {protocol: quick, minutes: 3}}"
+    assert seconds_of(study, quick) == pytest.approx(2 * 3 * 60)
+
+
+def test_the_papers_protocol_is_known_without_its_data(study: Path) -> None:
+    macs = cost_of(
+        model_config(
+            "Ti/16",
+            patch=4,
+            depth=4,
+            heads=4,
+            mlp_width=128,
+            width=64,
+            pool="mean",
+            image_size=384,
+            num_classes=10,
+        )
+    ).macs
+    assert seconds_of(study, "{by: finetune, data: ./cifar10, settings: {protocol: paper}}") == pytest.approx(
+        6 * macs * 10_000 * 512 / 0.4e12
+    )
+
+
+def test_models_are_timed_once(study: Path, vit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(study.parent)
+    monkeypatch.setattr("vitkit.transfer.outlook.TRIAL_SECONDS", 0.05)
+    assert not plan_study(study, device="cpu").is_measured
+    answer = vit("study", "plan", str(study), "--measure", "--device", "cpu")
+    assert "as measured here" in answer.out
+    assert [line for line in answer.err.splitlines() if line.startswith("timing")] == [
+        "timing the model of narrow_images-100",
+        "timing the model of wide_images-100",
+    ]
+    kept = json.loads(Path("runs/widths/paces.json").read_text())
+    assert len(kept) == 2 and all(pace["trained"] > 0 and pace["passed"] > 0 for pace in kept.values())
+    plan = plan_study(study, device="cpu")
+    assert plan.is_measured
+    pace = Pace(**next(iter(kept.values())))
+    macs = plan.runs[0].macs
+    work = Work(trained=6 * macs * 20 * 128, passed=2 * macs * (4 * 382 + 1157 + 382), starts=1)
+    assert plan.runs[0].seconds == pytest.approx(pace.seconds(work))
+    # Another batch size is another pace.
+    assert not plan_study(study, ["settings.batch_size=64"], device="cpu").is_measured
+    # What runs of a study take is counted in these seconds.
+    found = read_study(study)
+    seconds, _ = check_runs(found, found.runs, Path("runs/widths"), torch.device("cpu"))
+    assert seconds == {run.name: pytest.approx(run.seconds) for run in plan.runs}
+
+
+def test_the_total_time_counts_runs_that_share_a_device(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(study.parent)
+    alone = plan_study(study, device="cpu")
+    assert (alone.workers, alone.seconds) == (1, pytest.approx(sum(run.seconds for run in alone.runs)))
+    Path("runs/widths").mkdir(parents=True)
+    found = {"images_per_second": {"1": 100.0, "2": 150.0, "4": 152.0}}
+    Path("runs/widths/workers.json").write_text(json.dumps(found))
+    shared = plan_study(study, device="cpu")
+    assert (shared.workers, shared.seconds) == (2, pytest.approx(alone.seconds / 1.5))
+
+
+def test_a_large_model_is_timed_without_its_data(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(study.parent)
+    monkeypatch.setattr("vitkit.transfer.outlook.TRIAL_SECONDS", 0.05)
+    changes = [
+        "data_images=1000",
+        "data_classes=7",
+        "settings.data.train=./nowhere",
+        "measure=[]",
+        "grid.images=[500]",
+    ]
+    changes += [
+        "settings.data.evaluate=null",
+        "settings.batch_size=256",
+        "settings.data.pipeline='inception_crop(16)|flip'",
+    ]
+    monkeypatch.setattr("vitkit.studies.pace.LONGEST", 0.01)  # so that a smaller batch is timed
+    assert plan_study(study, changes, measure=True, device="cpu").is_measured
+
+
+def test_too_few_computes_for_a_law_are_a_warning(study: Path, vit: Callable[..., Any]) -> None:
+    answer = vit("study", "plan", str(study), "figures=[laws]", "--device", "cpu")
+    words = "ViT will have no law: a law needs 3 different computes or more, and there are 2; add sizes or durations"
+    assert words in answer.err.splitlines()
+    assert (
+        plan_study(study, ["figures=[laws]", "grid.duration=[20, 30]", "settings={}"], device="cpu").notes
+        == ()
     )
 
 

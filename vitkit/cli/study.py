@@ -24,7 +24,16 @@ StudyFolder = Annotated[
 ]
 
 
-def plan(study: File, changes: Changes = None, device: Device = "auto", json: Json = False) -> None:
+def plan(
+    study: File,
+    changes: Changes = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time each model here for a few seconds, and keep the times.")
+    ] = False,
+    run: StudyFolder = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
     """Count what a study costs before it runs: vit study plan paper_compute
 
     Lists every run with its exaFLOPs and estimated time on this device. The data needn't be here if the study says how
@@ -32,7 +41,7 @@ def plan(study: File, changes: Changes = None, device: Device = "auto", json: Js
     """
     from vitkit.studies.plan import plan_study
 
-    result = plan_study(study, changes or (), device=device)
+    result = plan_study(study, changes or (), measure=measure, run=run, device=device, progress=not json)
     if json:
         print_json(result)
     else:
@@ -192,15 +201,25 @@ def print_plan(result: StudyPlan) -> None:
         for run in result.runs
     ]
     numbers = ["parameters", "images", "steps", "training", "time"]
-    total = f"{len(result.runs):,} runs, {flops(result.exaflops)}, {rough_duration(result.seconds)} on {result.device}"
-    how = "as measured here" if result.is_measured else "estimated from a matrix product"
+    where = result.device if result.devices == 1 else f"{result.devices} of {result.device}"
+    total = (
+        f"{len(result.runs):,} runs, {flops(result.exaflops)}, {rough_duration(result.seconds)} on {where}"
+    )
+    how = (
+        "as measured here"
+        if result.is_measured
+        else "estimated from a matrix product; --measure times the models"
+    )
+    at_once = "one run after another" if result.workers == 1 else f"{result.workers} runs at once on each"
     print_table(
         f"{result.study}: {result.about}",
         ["run", "model", *numbers],
         rows,
-        f"{total}, {how}, one run after another and with what is measured of each.",
+        f"{total}, {how}; {at_once}, with what is measured of each.",
         right=numbers,
     )
+    for line in result.notes:
+        note(line)
     if result.absent:
         note(f"not here: {', '.join(result.absent)}")
 

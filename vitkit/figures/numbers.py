@@ -47,9 +47,9 @@ def duration(seconds: float) -> str:
 
 def rough_duration(seconds: float) -> str:
     """One unit, for estimates: 3905 -> 65.1 minutes"""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+    for unit, length in (("years", 31_557_600), ("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
+            return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.0f} seconds"
 
 

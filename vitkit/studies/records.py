@@ -90,3 +90,18 @@ def read_measured(path: Path, measure: MeasureConfig) -> Measured | None:
     if accuracy is None or seconds is None:
         raise InputError(f"{file} is damaged: it has no accuracy; remove it to measure again")
     return Measured(measure.name, accuracy, finite(found.get("std")), seconds)
+
+
+def is_trained(path: Path) -> bool:
+    """Return whether a run is finished and has no checkpoint, so that training it again would start over."""
+    return read_object(path / RECORD).get("status") == "done" and not any(path.glob("checkpoints/[0-9]*"))
+
+
+def check_weights(path: Path, measures: tuple[MeasureConfig, ...]) -> None:
+    """Refuse to measure a finished run whose weights weren't kept."""
+    missing = next((measure.name for measure in measures if read_measured(path, measure) is None), None)
+    if missing is not None and is_trained(path) and not (path / "model" / "model.safetensors").is_file():
+        raise InputError(
+            f"{path} is finished but has no weights, so {missing!r} can't be measured: copy its model/ here, remove "
+            f"the measure, or remove {path} to train it again"
+        )

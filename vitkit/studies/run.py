@@ -13,22 +13,20 @@ from pathlib import Path
 from queue import Empty
 from typing import Literal
 
-from vitkit.config import Bounds, Changes, as_changes, to_dict
+from vitkit.config import Bounds, Changes, as_changes
 from vitkit.errors import InputError, did_you_mean
 from vitkit.notes import Note
 from vitkit.predictor import choose_device
 from vitkit.results import Result
-from vitkit.runs import CONFIG, named_path
-from vitkit.runs.folder import check_settings
+from vitkit.runs import named_path
 from vitkit.studies.board import Board, showing_board
 from vitkit.studies.cluster import Cluster, connected
 from vitkit.studies.config import Study, StudyRun, read_study
 from vitkit.studies.jobs import Job
-from vitkit.studies.plan import Costs
+from vitkit.studies.plan import check_runs
 from vitkit.studies.records import RunState, read_state
 from vitkit.studies.sharing import best_sharing
 from vitkit.studies.workers import ENDS, Machine, Report, Reports, Site, Worker
-from vitkit.training.run import completed
 from vitkit.training.stop import StopRequest, listening
 
 AGAIN = 2.0
@@ -79,7 +77,7 @@ def run_study(
     found = read_study(study, changes)
     folder = named_path(found.name if run is None else run)
     chosen = choose_runs(found, only)
-    costs = check_runs(found, chosen, folder)
+    costs, warnings = check_runs(found, chosen, folder, choose_device(device if on is None else "cpu"))
     options = {"--run": run, "--device": None if device == "auto" else device, "--on": on}
     words = ["vit", "study", "run", os.fspath(study), *map(str, as_changes(changes))]
     words += [
@@ -92,6 +90,8 @@ def run_study(
     with open_site(on, device, folder) as site:
         site.divide(best_sharing(left, folder, site, progress) if workers == "auto" else workers)
         with listening() as stop, showing_board(costs, done, progress) as board:
+            for line in warnings:
+                board.print_line(Note(line, "warning"))
             crew = Crew(found, folder, site, words, board, stop)
             is_complete = crew.carry_out(left, until)
     ends = [read_state(each, folder, found.config.measure) for each in chosen]
@@ -126,18 +126,6 @@ def choose_runs(study: Study, only: str) -> list[StudyRun]:
         hint = did_you_mean(only, names) or f"; they are called {', '.join(names[:3])}"
         raise InputError(f"no run of {study.name} matches {only!r}{hint}")
     return chosen
-
-
-def check_runs(study: Study, runs: Sequence[StudyRun], folder: Path) -> dict[str, float]:
-    """Refuse what can be known to fail before anything is spent; return the floating-point operations of each run."""
-    costs = Costs(study)
-    found = {run.name: costs.plan(run, lambda flops: flops).seconds for run in runs}
-    if costs.absent:
-        raise InputError(f"{costs.absent[0]!r} isn't here; `vit study plan` counts the cost without it")
-    for run in runs:
-        if (folder / run.name / CONFIG).exists():
-            check_settings(folder / run.name, to_dict(run.config), complete=completed)
-    return found
 
 
 class Crew:

@@ -62,6 +62,14 @@ def best_sharing(runs: Sequence[StudyRun], folder: Path, site: Site, progress: b
     return best
 
 
+def known_sharing(folder: Path) -> tuple[int, float]:
+    """Return the workers per device that were found for a study, and how many times as fast they are as one."""
+    found = mapping(read_object(folder / FILE).get("images_per_second"))
+    rates = {int(count): finite(rate) or 0.0 for count, rate in found.items()}
+    best = fastest(rates)
+    return best, rates[best] / rates[1] if best > 1 and rates.get(1) else 1.0
+
+
 def fastest(rates: Mapping[int, float]) -> int:
     """Return the number of workers to use: more of them only if they are clearly faster, since each takes memory."""
     best = 1
