@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from vitkit.config import from_dict, to_dict
+from vitkit.config import as_changes, from_dict, to_dict
 from vitkit.errors import InputError
 from vitkit.evaluation.fewshot import fewshot
 from vitkit.evaluation.knn import knn
@@ -18,11 +19,16 @@ from vitkit.evaluation.run import evaluate
 from vitkit.files import take_lock, write_file
 from vitkit.notes import Note, kind_of
 from vitkit.progress import Progress
+from vitkit.results import from_json
+from vitkit.runs import read_record
+from vitkit.runs.reading import FINETUNE
 from vitkit.studies.config import MeasureConfig
-from vitkit.studies.records import LOCKS, MEASURED, read_measured
+from vitkit.studies.measures import finetune_changes
+from vitkit.studies.records import LOCKS, MEASURED, check_weights, is_trained, read_measured
 from vitkit.training.config import TrainConfig
 from vitkit.training.run import train_config
 from vitkit.training.stop import obey
+from vitkit.transfer.finetune import FinetuneRequest
 
 EVERY = 0.5
 "Seconds between two reports of a step."
@@ -80,13 +86,14 @@ def carry_out(job: Job, tell: Tell, tune: Tune) -> str:
     except InputError as error:
         raise Busy(str(error)) from None
     try:
-        follower = _Follower(tell)
-        trained = train_config(job.config, job.path, device=job.device, listener=follower)
-        if trained is None or trained.status != "done":
-            return "stopped"
+        check_weights(job.path, job.measure)
+        if not is_trained(job.path):
+            trained = train_config(job.config, job.path, device=job.device, listener=_Follower(tell))
+            if trained is None or trained.status != "done":
+                return "stopped"
         for measure in job.measure:
             if read_measured(job.path, measure) is None:
-                _measure(job, measure, tell, tune, follower)
+                _measure(job, measure, tell, tune)
     except KeyboardInterrupt:
         return "stopped"
     finally:
@@ -94,23 +101,25 @@ def carry_out(job: Job, tell: Tell, tune: Tune) -> str:
     return "done"
 
 
-def _measure(job: Job, measure: MeasureConfig, tell: Tell, tune: Tune, follower: _Follower) -> None:
+def _measure(job: Job, measure: MeasureConfig, tell: Tell, tune: Tune) -> None:
     """Measure a trained model in one way, and write what was found."""
     began = time.perf_counter()
     tell("measuring", name=measure.name)
-    found = MEASURES[measure.by](job, measure, Shown(measure.name, tell), tune, follower)
+    found = MEASURES[measure.by](job, measure, Shown(measure.name, tell), tune)
     document = {
         "measure": to_dict(measure),
         **found,
         "seconds": time.perf_counter() - began,
     }
-    write_file(
-        job.path / MEASURED / f"{measure.word}.json", json.dumps(document, indent=2, allow_nan=False) + "\n"
-    )
+    made = job.path / MEASURED / measure.word
+    write_file(made.with_name(f"{measure.word}.json"), json.dumps(document, indent=2, allow_nan=False) + "\n")
+    # Of a fine-tuning, only its records are of use.
+    for folder in {path.parent for path in made.rglob("model.safetensors")} | {*made.rglob("checkpoints")}:
+        shutil.rmtree(folder)
 
 
 class Shown:
-    """Reports how many images are done, and stops if the worker was asked to."""
+    """Reports how much of a measure is done, in images or steps, and stops if the worker was asked to."""
 
     def __init__(self, name: str, tell: Tell) -> None:
         self.name, self.tell, self.last = name, tell, 0.0
@@ -123,10 +132,10 @@ class Shown:
 
 
 class _Follower:
-    """Reports the steps of a run, and its warnings."""
+    """Reports the steps of a run, and its warnings; those of a fine-tuning as a part of its measure."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell, self.total, self.last = tell, 0, 0.0
+    def __init__(self, tell: Tell, measure: str | None = None) -> None:
+        self.tell, self.measure, self.total, self.last = tell, measure, 0, 0.0
 
     def note(self, line: Note) -> None:
         if kind_of(line) == "warning":
@@ -134,12 +143,18 @@ class _Follower:
 
     def start(self, step: int, total: int) -> None:
         self.total = total
-        self.tell("step", step=step, of=total)
+        self._tell_step(step)
 
     def stepped(self, step: int) -> None:
         if (now := time.monotonic()) - self.last >= EVERY:
             self.last = now
+            self._tell_step(step)
+
+    def _tell_step(self, step: int) -> None:
+        if self.measure is None:
             self.tell("step", step=step, of=self.total)
+        else:
+            self.tell("measuring", name=self.measure, done=step, of=self.total)
 
     def metrics(self, line: Mapping[str, Any]) -> None: ...
     def stop(self) -> None: ...
@@ -168,17 +183,28 @@ def _test(job: Job, measure: MeasureConfig, show: Progress, *_: Any) -> dict[str
     return {"accuracy": found.accuracy, "loss": found.loss}
 
 
-def _finetune(
-    job: Job, measure: MeasureConfig, show: Progress, tune: Tune, follower: _Follower
-) -> dict[str, Any]:
-    changes = dict(measure.settings)
-    if measure.evaluate is not None:
-        changes["data.evaluate"] = measure.evaluate
-    options: dict[str, Any] = {"seeds": measure.seeds, "run": job.path / MEASURED / measure.word}
-    found = tune(*_arguments(job, measure), changes, **options, device=job.device, listener=follower)
+def _finetune(job: Job, measure: MeasureConfig, show: Shown, tune: Tune) -> dict[str, Any]:
+    changes = finetune_changes(measure)
+    path, model, follower = (
+        job.path / MEASURED / measure.word,
+        str(job.path),
+        _Follower(show.tell, measure.name),
+    )
+    request = FinetuneRequest(model, measure.data, tuple(as_changes(changes)), seeds=measure.seeds)
+    options: dict[str, Any] = {"run": path, "force": _holds_another(path, request)}
+    options |= {"seeds": measure.seeds, "device": job.device, "listener": follower}
+    found = tune(model, measure.data, changes, **options)
     if found.status != "done":
         raise KeyboardInterrupt
     return {"accuracy": found.accuracy, "std": found.std, "values": list(found.values)}
+
+
+def _holds_another(path: Path, request: FinetuneRequest) -> bool:
+    """Return whether a fine-tuning is here that was asked for in another way, before the study was changed."""
+    if not (path / FINETUNE).exists():
+        return False
+    there = from_json(FinetuneRequest, read_record(path, "finetune")["settings"])
+    return there != request
 
 
 def _arguments(job: Job, measure: MeasureConfig) -> tuple[str, str]:
