@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +246,72 @@ def test_killed_three_times_every_bit_is_the_same(study: Path) -> None:
             for root in (cut, "runs/whole")
         )
         assert (one["accuracy"], one["measure"]) == (other["accuracy"], other["measure"])
+
+
+@pytest.mark.slow
+def test_a_worker_killed_while_it_measures(study: Path) -> None:
+    """The run is named as failed; the same command measures it, and trains nothing again."""
+    data = "data: 'digits:train[:60]', evaluate: 'digits:test[:40]'"
+    settings = "{duration: 200, protocol: paper, batch_size: 8, checkpoint_every: 5}"
+    measure = f"measure=[{{by: finetune, {data}, settings: {settings}}}]"
+    options: dict[str, Any] = {"only": "seed-0_plain", "device": "cpu", "progress": False}
+    whole = run_study(study, [measure], run="whole", **options)
+    path = Path("runs/cut/seed-0_plain")
+    trained: list[int] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not trained:
+            if any(entry.name.isdecimal() for entry in path.glob("measured/**/checkpoints/*")):
+                trained.append((path / "model" / "model.safetensors").stat().st_mtime_ns)
+                os.kill(worker(), signal.SIGKILL)
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = run_study(study, [measure], run="cut", **options)
+    killer.join()
+    assert result.status == "failed"
+    assert result.runs[0].message == "its process was ended by SIGKILL, perhaps for lack of memory"
+    again = run_study(study, [measure], run="cut", **options)
+    assert again.status == "done"
+    assert (path / "model" / "model.safetensors").stat().st_mtime_ns == trained[0]
+    assert [one.accuracy for one in again.runs[0].measured] == [
+        one.accuracy for one in whole.runs[0].measured
+    ]
+
+
+def worker() -> int:
+    """Return the process that works for this one."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"vitkit.cli.worker" in (path / "cmdline").read_bytes():
+                return int(path.name)
+    raise AssertionError("no worker")
+
+
+@pytest.mark.slow
+def test_runs_that_really_fail_cost_the_others_nothing(study: Path) -> None:
+    """One whose loss is no number, one whose images can't be read; the run between them is as without them."""
+    for label in ("cat", "dog"):
+        Path("photos", label).mkdir(parents=True)
+        for index in range(8):
+            Path("photos", label, f"{index}.png").write_bytes(b"no image")
+    study.write_text(
+        """\
+recipe: ./tiny.yaml
+runs:
+  - {name: wild, optimizer.learning_rate: 1.0e+30, optimizer.clip_norm: null}
+  - {name: good}
+  - {name: damaged, data.train: ./photos, data.evaluate: null, data.pipeline: resize(8), data.group: 1}
+"""
+    )
+    result = run_study(study, device="cpu", progress=False)
+    assert result.status == "failed"
+    assert [run.status for run in result.runs] == ["failed", "done", "failed"]
+    wild, _, damaged = (run.message for run in result.runs)
+    assert "not finite" in wild or "NaN" in wild
+    assert "photos" in damaged
+    ours = tiny_runs.run_tiny(Path("runs/plain"))
+    assert tiny_runs.differences(Path("runs/mine/good"), Path(ours.run)) == []
