@@ -6,7 +6,8 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from tests.serving.conftest import picture
 from vitkit.errors import InputError
 from vitkit.evaluation.embeddings import open_embeddings
 from vitkit.predictor import Predictor
-from vitkit.serving.engine import Engine
+from vitkit.serving.engine import Answer, Engine, Work
 from vitkit.serving.guard import POLICY
 from vitkit.serving.schedule import Refused
 
@@ -396,3 +397,23 @@ def test_too_many_large_requests_wait_outside(engine: Engine) -> None:
         answer = client.post("/predict", {"a": b"x" * 60_000})
         assert (answer.status, answer.json["error"]) == (503, "too many large requests at once")
         assert client.post("/predict", {"a": picture(1)}).status == 200
+
+
+def test_a_server_that_stops_answers_what_it_accepted(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, before = engine.batcher._compute, engine.batcher.counts().accepted
+
+    def slow(works: Sequence[Work]) -> Sequence[Answer]:
+        time.sleep(0.3)
+        return compute(works)
+
+    monkeypatch.setattr(engine.batcher, "_compute", slow)
+    with ThreadPoolExecutor(4) as threads:
+        with running(engine) as client:
+            asked = [threads.submit(client.post, "/predict", {"a": picture(number)}) for number in range(4)]
+            while engine.batcher.counts().accepted < before + 4:
+                time.sleep(0.005)
+        assert [answer.result().status for answer in asked] == [200] * 4
+        with pytest.raises(ConnectionError):
+            client.get("/info")
