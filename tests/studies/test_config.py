@@ -81,6 +81,10 @@ def test_runs_are_combined_with_the_grid_and_may_have_their_own_recipe() -> None
         ),
         ({"grid": {"model": {"/": {}}}}, "'/' has no letter or digit"),
         ({"runs": ({"model.width": 64},)}, "a run in runs has no name"),
+        (
+            {"runs": ({"name": "report"},)},
+            "no run can be called 'report', which is a folder of the study's own",
+        ),
         ({"runs": ({"name": "a", "images": "all"},)}, "images is 'all' in 'a'; expected a number of images"),
         ({"runs": ({"name": "a", "recipe": 3},)}, "recipe is 3 in 'a'; expected a name or file"),
         ({"runs": ({"name": "a", "group": 3},)}, "group is 3 in 'a'; expected a name, or a list of names"),

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.studies.finished import write_run
 from vitkit import plan_study
 from vitkit.costs import cost_of
 from vitkit.errors import InputError
@@ -273,6 +274,19 @@ def test_too_few_computes_for_a_law_are_a_warning(study: Path, vit: Callable[...
     assert (
         plan_study(study, ["figures=[laws]", "grid.duration=[20, 30]", "settings={}"], device="cpu").notes
         == ()
+    )
+
+
+def test_other_settings_than_a_runs_are_refused(study: Path, tmp_path: Path) -> None:
+    found = read_study(study)
+    run = found.runs[0]
+    write_run(tmp_path / run.name, run, (), (), exaflops=1, parameters=1)
+    changed = read_study(study, ["settings.duration=30"])
+    with pytest.raises(InputError) as error:
+        check_runs(changed, changed.runs, tmp_path, torch.device("cpu"))
+    path = tmp_path / run.name
+    assert str(error.value).endswith(
+        f"duration is 20 there, 30 here; choose another --run, or remove {path} to train it again"
     )
 
 

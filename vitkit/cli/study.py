@@ -181,6 +181,13 @@ def show(
         if law.of == "compute":
             found = f"{percent(law.predicted)} ({percent(law.low)} to {percent(law.high)})"
             note(f"{law.group}: error {found} predicted at {flops(law.at)}")
+    for one in result.predictions:
+        if one.error is not None:
+            where = "inside" if one.is_inside else "outside"
+            ends = f"{percent(one.low)} to {percent(one.high)}"
+            note(f"{one.group}: {one.run} has error {percent(one.error)}, {where} the predicted {ends}")
+    for line in result.notes:
+        note(line)
     if result.unfinished:
         note(f"{len(result.runs):,} of {len(result.runs) + len(result.unfinished):,} runs are finished")
     print_line(result.html)

@@ -386,8 +386,12 @@ def check_settings(
     settings: Mapping[str, Any],
     kind: str = "train",
     complete: Callable[[dict[str, object]], dict[str, object]] = dict,
+    advice: str = "",
 ) -> bool:
-    """Refuse other settings than those of the run that is here, but for those that are FREE; say whether one of these is another."""
+    """Refuse other settings than those of the run that is here, but for those that are FREE; say whether one of these is another.
+
+    advice: what to do about others, where that isn't the command's own --force.
+    """
     made = KINDS[kind]
     if made.has_config:
         found = complete(read_config(path))
@@ -402,7 +406,7 @@ def check_settings(
         if there != here and name not in FREE:
             raise InputError(
                 f"{path} holds {made.words if made.is_data else 'a run'} with other settings: "
-                f"{name} is {there} there, {here} here; {made.elsewhere}, or start over with --force"
+                f"{name} is {there} there, {here} here; {advice or f'{made.elsewhere}, or start over with --force'}"
             )
     return any(ours.get(name) != theirs.get(name) for name in FREE)
 

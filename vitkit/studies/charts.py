@@ -130,12 +130,16 @@ def shape_chart(means: Sequence[Mean], measure: str) -> Chart:
 def images_chart(means: Sequence[Mean], measure: str) -> Chart:
     """Return images seen to a given error against parameters, a line for each error.
 
-    Between two durations of a model, images seen are interpolated on log scales.
+    Of each model, runs on the most images count. Between two durations, images seen are interpolated on log scales.
     """
     sizes: dict[tuple[str, int], list[Mean]] = {}
     for mean in means:
         sizes.setdefault((mean.row.groups[0], mean.row.parameters), []).append(mean)
-    series, errors = list[Series](), [1 - mean.accuracy for mean in means if mean.accuracy < 1]
+    for key, runs in sizes.items():
+        most = max(mean.row.images for mean in runs)
+        sizes[key] = [mean for mean in runs if mean.row.images == most]
+    series = list[Series]()
+    errors = [1 - mean.accuracy for runs in sizes.values() for mean in runs if mean.accuracy < 1]
     levels = (
         sorted({float(f"{level:.2g}") for level in np.quantile(errors, [0.25, 0.5, 0.75])}) if errors else []
     )
@@ -184,7 +188,9 @@ def _law_chart(
     for color, (group, own) in enumerate(groups.items()):
         own = [mean for mean in own if mean.accuracy < 1]
         if group != EVERY:
-            spots = tuple(replace(_spot(mean, place(mean.row)), y=1 - mean.accuracy) for mean in own)
+            spots = tuple(
+                replace(_spot(mean, place(mean.row), mean.name), y=1 - mean.accuracy) for mean in own
+            )
             if spots:
                 series.append(Series(group, spots, "points", color))
         x = np.array([place(mean.row) for mean in own])
@@ -305,32 +311,27 @@ def _seen_at(points: Sequence[tuple[int, float]], level: float) -> float | None:
 
 
 def _with_paper(chart: Chart, measure: str, config: StudyConfig) -> Chart:
-    """Return a figure with the ViT paper's own points, where the paper has some."""
+    """Return a figure with the ViT paper's own points, where the paper has some of what was measured."""
     column = paper.column_of(measure)
-    if chart.file == "compute" or chart.file == "laws-compute":
-        is_error = chart.file != "compute"
-        added = [
-            Series(
-                f"{family}, paper",
-                tuple(
-                    Spot(x, 1 - y if is_error else y, name="" if is_error else name) for x, y, name in points
-                ),
-                "published",
-            )
-            for family, points in paper.compute_points(column).items()
-        ]
-        words = f"Hollow: table 6 of the ViT paper, {column}."
-    elif chart.file == "data":
-        is_fewshot = config.measure[0].by == "fewshot" if config.measure else False
-        added = [
-            Series(f"{model}, paper", tuple(Spot(x, y) for x, y in points), "published")
-            for model, points in paper.data_points(column, is_fewshot).items()
-        ]
-        words = "figure 4, read off the plot" if is_fewshot else f"table 5, {column}"
-        words = f"Hollow: {words}, of the ViT paper."
-    else:
+    if column is None:
         return chart
-    return replace(chart, series=(*chart.series, *added), notes=(*chart.notes, words))
+    found: dict[str, tuple[Spot, ...]] = {}
+    if chart.file in ("compute", "laws-compute"):
+        is_error = chart.file != "compute"
+        for family, points in paper.compute_points(column).items():
+            found[family] = tuple(
+                Spot(x, 1 - y if is_error else y, name="" if is_error else name) for x, y, name in points
+            )
+        words = f"table 6 of the ViT paper, {column}"
+    elif chart.file == "data":
+        is_fewshot = any(entry.by == "fewshot" for entry in config.measure if entry.name == measure)
+        for model, places in paper.data_points(column, is_fewshot).items():
+            found[model] = tuple(Spot(x, y) for x, y in places)
+        words = ("figure 4, read off the plot" if is_fewshot else f"table 5, {column}") + ", of the ViT paper"
+    if not found:
+        return chart
+    added = (Series(f"{name}, paper", spots, "published") for name, spots in found.items())
+    return replace(chart, series=(*chart.series, *added), notes=(*chart.notes, f"Hollow: {words}."))
 
 
 _DRAWN: dict[Figure, Callable[[Sequence[Mean], str], Chart]] = {

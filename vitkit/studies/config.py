@@ -29,6 +29,8 @@ from vitkit.training.recipes import FOLDER, head, resolve
 
 Figure = Literal["data", "compute", "laws", "images", "shape"]
 STUDIES = FOLDER / "studies"
+OWN_FOLDERS = ("report", "failed")
+"Folders of a study that are no runs."
 SEED = "seed"
 "The axis over which results are averaged; its first value runs first."
 MOST_RUNS = 2000
@@ -115,7 +117,7 @@ class StudyConfig:
     tables: tuple[tuple[str, ...], ...] = ()
     "Tables of the first measure: the axis of the rows, and that of the columns if there is one."
     without: tuple[dict[str, Any], ...] = ()
-    "Combinations of the grid that are no runs, each with labels of some axes, as in [{positions: none, place: every_layer}]."
+    "Combinations of the grid to skip, each with labels of some axes, as in [{positions: none, place: every_layer}]."
     data_images: Count | dict[str, Any] | None = None
     "Images in data.train, to plan a study whose data isn't here; for several sets, a number for each, as in {./imagenet: 1281167}."
     data_classes: Count | dict[str, Any] = 1000
@@ -259,6 +261,8 @@ def expand(config: StudyConfig, where: str) -> Iterator[StudyRun]:
             raise InputError(
                 f"{where}: two runs are called {name!r}: {_in_words(names[name])}; and {_in_words(labels)}"
             )
+        if name in OWN_FOLDERS:
+            raise InputError(f"{where}: no run can be called {name!r}, which is a folder of the study's own")
         names[name] = labels
         _refuse_overlap(points, where)
         try:
@@ -272,7 +276,7 @@ def expand(config: StudyConfig, where: str) -> Iterator[StudyRun]:
 
 
 def _left_out(entry: Mapping[str, Any], axes: list[list[Point]], where: str) -> set[tuple[str, str]]:
-    """Return the labels of a combination that is no run."""
+    """Return the labels of a combination to skip."""
     known = {points[0].axis: [point.label for point in points] for points in axes}
     found = {(axis, _label(value)) for axis, value in entry.items()}
     for axis, label in found:

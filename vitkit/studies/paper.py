@@ -13,7 +13,6 @@ COLUMNS = {
     "pet": "Oxford-IIIT Pets",
     "flowers": "Oxford Flowers-102",
 }
-DEFAULT = "ImageNet"
 # Images of the sets that table 5 and figure 3 pre-train on.
 PRETRAINING = {"ImageNet": 1_281_167, "ImageNet-21k": 14_197_087, "JFT-300M": JFT_IMAGES}
 _MODELS = ("B/16", "B/32", "L/16", "L/32", "H/14")
@@ -95,10 +94,10 @@ _FIGURE_4 = {
 }
 
 
-def column_of(measure: str) -> str:
-    """Return the column of the paper's tables that a measure's name or data points to; ImageNet if none does."""
+def column_of(measure: str) -> str | None:
+    """Return the column of the paper's tables that a measure's name points to; None if none does."""
     text = measure.lower().replace("-", "")
-    return next((column for word, column in COLUMNS.items() if word in text), DEFAULT)
+    return next((column for word, column in COLUMNS.items() if word in text), None)
 
 
 def compute_points(column: str) -> dict[str, list[tuple[float, float, str]]]:
@@ -114,7 +113,9 @@ def compute_points(column: str) -> dict[str, list[tuple[float, float, str]]]:
 
 
 def data_points(column: str, is_fewshot: bool) -> dict[str, list[tuple[float, float]]]:
-    """Return accuracy by pre-training images and model: figure 4 for few-shot measures, table 5 for others."""
+    """Return accuracy by pre-training images and model: figure 4 for few-shot on ImageNet, table 5 for fine-tuning."""
+    if is_fewshot and column != "ImageNet":
+        return {}
     if is_fewshot:
         return {
             model: [
@@ -132,8 +133,11 @@ def data_points(column: str, is_fewshot: bool) -> dict[str, list[tuple[float, fl
 
 def cell(row: str, column: str, measure: str) -> float | None:
     """Return the accuracy that table 8 (positions by place) or table 7 (a ResNet by optimiser) has for labels of a study."""
+    data = column_of(measure)
+    if data is None:
+        return None
     if row in _TABLE_8:
-        return _TABLE_8[row].get(column)
+        return _TABLE_8[row].get(column) if data == "ImageNet" else None
     optimizers = {"adam": 0, "sgd": 1}
-    known = _TABLE_7.get(column_of(measure), {}).get(row)
+    known = _TABLE_7.get(data, {}).get(row)
     return known[optimizers[column]] / 100 if known and column in optimizers else None

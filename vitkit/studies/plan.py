@@ -146,7 +146,8 @@ def check_runs(
     for run in runs:
         path = folder / run.name
         if (path / CONFIG).exists():
-            check_settings(path, to_dict(run.config), complete=completed)
+            advice = f"choose another --run, or remove {path} to train it again"
+            check_settings(path, to_dict(run.config), complete=completed, advice=advice)
         check_weights(path, study.config.measure)
     paces = Paces(device, folder)
     known = [paces.of(run.config, cost.model) for run, cost in zip(runs, planned, strict=True)]

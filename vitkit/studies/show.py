@@ -21,6 +21,7 @@ from vitkit.results import Result
 from vitkit.runs import named_path
 from vitkit.studies.charts import EVERY, FittedLaw, StudyTable, draw, table_of
 from vitkit.studies.config import Study, read_study
+from vitkit.studies.predictions import Prediction, compare, keep_predictions, read_predictions
 from vitkit.studies.records import RunState
 from vitkit.studies.results import StudyRow, collect, means_of, measures_of
 
@@ -43,12 +44,16 @@ class StudyReport(Result):
     runs: tuple[StudyRow, ...]
     "That are finished."
     laws: tuple[FittedLaw, ...]
+    predictions: tuple[Prediction, ...]
+    "Made with `at`, now or before, each with the run that came later."
+    notes: tuple[str, ...]
+    "Groups without a law, and why."
     unfinished: tuple[RunState, ...]
     exaflops: float
     device_hours: float
 
     _leads = ("study", "measure", "html", "exaflops", "device_hours")
-    _tables = ("runs", "laws")
+    _tables = ("runs", "laws", "predictions")
 
 
 def show_study(
@@ -66,7 +71,8 @@ def show_study(
 
     study, changes, run: as for `run_study`. Neither the data nor the models need to be there.
     measure: name of the measure to draw, by default the study's first. paper: add the ViT paper's own points.
-    at: exaFLOPs at which the laws predict the error; by default twice the largest of the fit.
+    at: exaFLOPs at which the laws predict the error; by default twice the largest of the fit. The study's folder keeps
+    these predictions, and compares them with a run that comes later.
     out: folder to write, by default `report` in the study's folder.
     """
     Bounds(above=0).check("at", at)
@@ -80,11 +86,14 @@ def show_study(
     chosen = _choose(measure, measures_of(rows))
     charts, laws = draw(found.config, rows, chosen, paper, at)
     means = means_of(rows, chosen)
+    predictions = read_predictions(folder)
     tables = [table_of(axes, means, chosen, paper) for axes in found.config.tables]
     target = folder / SHOWN if out is None else Path(out).expanduser()
     names = [PAGE, RESULTS, RUNS, *(f"{made.file}.csv" for made in tables)]
     names += [f"{chart.file}.{ending}" for chart in charts for ending in ("png", "svg", "csv")]
     check_output(target, names, force=force)
+    if at is not None:
+        predictions = keep_predictions(folder, laws, chosen, rows)
     contents: dict[str, str | bytes] = {}
     drawn = [svg(chart) for chart in charts]
     for chart, picture in zip(charts, drawn, strict=True):
@@ -104,6 +113,14 @@ def show_study(
         chosen,
         tuple(rows),
         tuple(laws),
+        compare(predictions, means, chosen),
+        tuple(
+            line
+            for chart in charts
+            if chart.file == "laws-compute"
+            for line in chart.notes
+            if ": no law:" in line
+        ),
         tuple(unfinished),
         sum(row.exaflops for row in rows),
         sum(row.device_hours for row in rows),
@@ -128,8 +145,9 @@ def _lines(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
     """Return a line for each run, with what it cost and all that was measured of it."""
     axes = list(dict.fromkeys(axis for row in rows for axis in row.labels))
     measures = measures_of(rows)
-    columns = ["run", *axes, "model", "parameters", "images", "images seen", "exaFLOPs", "device-hours"]
-    columns += ["images/s", *(f"{name}{part}" for name in measures for part in ("", " standard deviation"))]
+    others = ["model", "parameters", "images", "images seen", "exaFLOPs", "device-hours", "images/s"]
+    others += [f"{name}{part}" for name in measures for part in ("", " standard deviation")]
+    columns = ["run", *(f"{axis} label" if axis in ("run", *others) else axis for axis in axes), *others]
     lines = []
     for row in rows:
         line = [row.name, *(row.labels.get(axis, "") for axis in axes), row.model, str(row.parameters)]
@@ -171,6 +189,8 @@ def _page(
         parts.append(section(chart.title, *shown, *notes))
     if report.laws:
         parts.append(section("Power laws", _laws(report.laws)))
+    if report.predictions:
+        parts.append(section("Predictions", _predictions(report.predictions)))
     for made in tables:
         parts.append(
             section(made.title, table(made.columns, made.rows, label=made.title, right=made.columns[1:]))
@@ -211,6 +231,21 @@ def _laws(laws: Sequence[FittedLaw]) -> Html:
         table(columns, rows, label="power laws", right=columns[2:9]),
         element("p", words, class_="note"),
     )
+
+
+def _predictions(predictions: Sequence[Prediction]) -> Html:
+    columns = ["runs", "at", "predicted error", "95% interval", "run", "error", "inside"]
+    rows = []
+    for one in predictions:
+        inside = {None: "not run yet", True: "yes", False: "no"}[one.is_inside]
+        error = NOTHING if one.error is None else numbers.percent(one.error)
+        ends = f"{numbers.percent(one.low)} to {numbers.percent(one.high)}"
+        group = "all runs" if one.group == EVERY else one.group
+        rows.append(
+            [group, numbers.flops(one.at), numbers.percent(one.predicted), ends, one.run, error, inside]
+        )
+    words = "Made before the run with vit study show --at, from the runs that were finished then."
+    return element("div", table(columns, rows, label="predictions"), element("p", words, class_="note"))
 
 
 def _with_interval(value: float, ends: tuple[float, float] | None) -> str:
