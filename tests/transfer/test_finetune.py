@@ -34,7 +34,7 @@ from vitkit.evaluation.probe import Probe
 from vitkit.evaluation.temperature import fit_temperature
 from vitkit.figures.numbers import rough_duration
 from vitkit.files import digest
-from vitkit.notes import Note, kind_of
+from vitkit.notes import kind_of
 from vitkit.progress import Silent
 from vitkit.results import from_json
 from vitkit.runs import RunFolder, read_config, read_metrics
@@ -43,10 +43,10 @@ from vitkit.training.estimate import SHARE
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
     FinetuneResult,
-    NestedRun,
     TriedRate,
     choose_rate,
     finetune,
+    notes_on_rates,
 )
 from vitkit.transfer.head import FittedHead, fit_head
 from vitkit.transfer.outlook import Pace
@@ -489,15 +489,15 @@ def test_a_given_seed_is_where_seeds_begin(model: str) -> None:
 
 
 def test_a_sweep_ranks_what_it_keeps() -> None:
-    said: list[str] = []
     rows = [
         TriedRate(rate, value, "weights of step 4", 1.0)
         for rate, value in ((0.1, 0.2), (0.3, 0.5), (1.0, 0.5))
     ]
-    assert choose_rate(rows, Noting(said)) == 1.0
-    assert choose_rate(rows[:2], Noting(said)) == 0.3
+    assert choose_rate(rows) == 1.0
+    assert choose_rate(rows[:2]) == 0.3
+    heads = [replace(row, kept=HEAD_ALONE) for row in rows]
+    said = [note for tried in (rows, rows[:2], heads) for note in notes_on_rates(tried)]
     assert "2 learning rates did equally well" in said[0] and "at the end of the grid" in said[1]
-    choose_rate([replace(row, kept=HEAD_ALONE) for row in rows], Noting(said))
     assert said[2] == "the head alone did best on the dev split, whatever the learning rate"
 
 
@@ -635,15 +635,13 @@ def test_a_result_reads_as_it_was_written(tuned: FinetuneResult) -> None:
     assert from_json(FinetuneResult, written).accuracy == tuned.accuracy
 
 
-def test_runs_inside_another_warn_once() -> None:
-    heard: list[str] = []
-    listener = Silent()
-    listener.note = heard.append  # type: ignore[method-assign, assignment]
-    within = NestedRun(listener, {"advice"})
-    for kind in ("warning", "advice", "progress"):
-        for _ in range(2):
-            within.note(Note(f"a {kind}", kind))  # type: ignore[arg-type]
-    assert heard == ["a warning", "a progress", "a progress"]
+def test_what_two_seeds_have_in_common_is_said_once(model: str) -> None:
+    said: list[str] = []
+    changes = [*PAPER, "average=0.99"]
+    finetune(model, DATA, changes, seeds=2, run="run", device="cpu", listener=Noting(said))
+    kinds = [kind_of(line) for line in said]
+    assert (kinds.count("summary"), kinds.count("estimate"), kinds.count("protocol")) == (1, 0, 1)
+    assert sum("the average of the weights spans" in line for line in said) == 1
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def test_classes_that_test_lacks_are_named(model: str, tmp_path: Path) -> None:
 )
 def test_a_model_without_trained_weights_is_a_warning(name: str, advice: str) -> None:
     plan = make_plan(name, "digits:train", ["minutes=1"], "cpu")
-    [warning] = [note for note in plan.notes if str(note).startswith(name)]
+    [warning] = [note for note in plan.start_notes if str(note).startswith(name)]
     assert warning == f"{name} has no trained weights, so training starts from scratch{advice}"
     assert kind_of(warning) == "warning"
 

@@ -377,6 +377,12 @@ def test_tuning_is_on_val200_and_the_last_run_on_both(partial: Path) -> None:
     )
 
 
+def test_of_equal_rates_the_middle_one_is_chosen(partial: Path) -> None:
+    finetune = FakeFinetune(0.5)
+    vtab("Ti/16", str(partial), tasks="dtd", sweep="lr", run="mine", finetune=finetune)
+    assert "optimizer.learning_rate=0.01" in finetune.calls[-1]["changes"]
+
+
 def test_each_split_is_opened_once(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the inventory, four runs of a sweep and the last run together."""
     opened: list[tuple[str, ...]] = []

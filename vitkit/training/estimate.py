@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from vitkit.costs import cost_of, training_exaflops
+from vitkit.data.pipeline import parse_pipeline
 from vitkit.data.policies import erased_share
 from vitkit.data.splits import counted
 from vitkit.figures.numbers import rough_duration
@@ -72,8 +73,8 @@ def introduction(config: TrainConfig, parts: RunParts, world: World, seconds: fl
         f"{parts.periods.total / parts.periods.per_epoch:,.4g} epochs, on {world.device_name}"
     )
     time = f"; roughly {rough_duration(seconds)}" if seconds >= 60 else ""
-    surprises = (Note(line, "warning") for line in _surprises(config, parts))
-    return [*surprises, Note(f"{what}; {length}{time}", "summary")]
+    warnings = surprises(config, parts.model.config, parts.periods.total)
+    return [*warnings, Note(f"{what}; {length}{time}", "summary")]
 
 
 def _model_in_words(config: TrainConfig, parts: RunParts) -> str:
@@ -85,9 +86,13 @@ def _model_in_words(config: TrainConfig, parts: RunParts) -> str:
     return f"{name} ({', '.join(own)})" if own else str(name)
 
 
-def _surprises(config: TrainConfig, parts: RunParts) -> Iterator[str]:
-    """Yield warnings about settings that the user may not have intended."""
-    span, total = round(1 / (1 - config.average)) if config.average else 0, parts.periods.total
+def surprises(config: TrainConfig, model: ModelConfig, steps: int) -> list[Note]:
+    """Return warnings about settings, of a run of so many steps, that the user may not have intended."""
+    return [Note(line, "warning") for line in _surprises(config, model, steps)]
+
+
+def _surprises(config: TrainConfig, model: ModelConfig, total: int) -> Iterator[str]:
+    span = round(1 / (1 - config.average)) if config.average else 0
     if span > total / 3:
         # A tenth of the run is short enough to exclude the first, poor weights.
         tenth = 1 - float(f"{10 / total:.1g}")
@@ -101,8 +106,7 @@ def _surprises(config: TrainConfig, parts: RunParts) -> Iterator[str]:
         is_changed = getattr(config.frozen, name) != getattr(FrozenConfig, name)
         if is_changed and not evaluators & set(config.frozen.evaluators):
             yield f"frozen.{name} has no effect without {' or '.join(sorted(evaluators))} in frozen.evaluators"
-    model = parts.model.config
-    for step in parts.loader.pipeline.batch:
+    for step in parse_pipeline(config.data.pipeline).batch:
         if step.name == "randaugment" and (share := erased_share(model.size, **dict(step.arguments))):
             yield (
                 f"{step} erases {share:.0%} of these images completely: its shifts and boxes are in pixels, for 224x224 "

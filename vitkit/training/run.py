@@ -34,6 +34,7 @@ from vitkit.results import Result, as_json, from_json
 from vitkit.runs import (
     CONFIG,
     FREE,
+    RECORD,
     ROOT,
     Evaluated,
     RunFolder,
@@ -175,11 +176,13 @@ def train_config(
     force: bool = False,
     accept_data: bool = False,
     listener: Listener | None = None,
+    introduce: bool = True,
 ) -> TrainResult:
     """Train a config in a run folder, from where it stands.
 
     inputs: sources that are open and the model that is loaded already, for what the config names.
     accept_data: whether a run resumes whose training data has gained or lost images.
+    introduce: whether to say what will be done and how long it takes; a command of several runs says it for all.
     """
     with join_world(choose_device(device)) as world:
         listener = listener if listener and world.is_first else Silent()
@@ -194,7 +197,7 @@ def train_config(
         on_first_rank(open_folder)
         try:
             with folder or nullcontext():
-                return _train(config, path, inputs, folder, accept_data, world, listener)
+                return _train(config, path, inputs, folder, accept_data, world, listener, introduce)
         finally:
             listener.stop()
 
@@ -207,6 +210,7 @@ def _train(
     accept_data: bool,
     world: World,
     listener: Listener,
+    introduce: bool,
 ) -> TrainResult:
     num_images = on_first_rank(lambda: folder.began_with if folder else None)
     parts = build(config, world, inputs, num_images)
@@ -236,13 +240,12 @@ def _train(
     images = parts.periods.total * config.batch_size
     cost = estimate(parts.objective, images, world.device, compute_dtype(config, world.device), world.ranks)
     faster = "a GPU" if world.device.type != "cuda" else "" if config.compile else "compile=true"
-    for line in dict.fromkeys(
-        (
-            *parts.notes,
-            *cost.notes(config.duration, faster),
-            *introduction(config, parts, world, cost.seconds),
-        )
-    ):
+    notes = (
+        *parts.notes,
+        *cost.notes(config.duration, faster),
+        *introduction(config, parts, world, cost.seconds),
+    )
+    for line in dict.fromkeys(notes) if introduce else ():
         listener.note(line)
     micro_batch = microbatch.choose(config, parts, folder, world)
     if micro_batch is None:
@@ -389,5 +392,5 @@ def summary(path: Path, parts: RunParts) -> TrainResult:
         pictures=tuple(str(file) for file in drawn(path)),
         classes=len(parts.class_names),
         pool=getattr(parts.model.config, "pool", None),
-        unreadable=tuple(Unreadable(**entry) for entry in record.get("unreadable", ())),
+        unreadable=tuple(Unreadable(**entry) for entry in record["unreadable"]),
     )

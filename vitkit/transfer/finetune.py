@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.run import Evaluation, evaluate
 from vitkit.evaluation.temperature import Calibration, FittedTemperature
 from vitkit.models.own import OWN
-from vitkit.notes import Kind, Note, worded
+from vitkit.notes import Note, worded
 from vitkit.predictor import AnyModel, choose_device, named_model
 from vitkit.progress import Listener, Silent, following
 from vitkit.results import Result, from_json
@@ -60,8 +60,6 @@ from vitkit.weights.load import own_module, paths_in
 from vitkit.world import check_alone
 
 HEAD_ALONE = "the fitted head alone"
-SAID: tuple[Kind, ...] = ("summary", "data", "model", "untrained", "protocol", "estimate", "advice")
-"What a plan says of all its runs, so that none of them says it again."
 
 
 @dataclass(frozen=True)
@@ -162,23 +160,6 @@ class ProtocolRun:
     unreadable: tuple[Unreadable, ...]
 
 
-class NestedRun:
-    """Passes on what runs inside another say: each warning once, and no kind of note that the outer one has said."""
-
-    def __init__(self, listener: Listener, said: Collection[Kind]) -> None:
-        self.listener, self.said = listener, frozenset(said)
-        self.start, self.stepped = listener.start, listener.stepped
-        self.metrics, self.stop = listener.metrics, listener.stop
-        self._warnings: set[str] = set()
-
-    def note(self, line: Note) -> None:
-        if line.kind in self.said or line in self._warnings:
-            return
-        if line.kind == "warning":  # runs that differ in a seed or a rate alone would repeat it
-            self._warnings.add(line)
-        self.listener.note(line)
-
-
 def finetune(
     model: AnyModel | None = None,
     data: Data | None = None,
@@ -225,8 +206,15 @@ def finetune(
     request = FinetuneRequest(named, asked, tuple(made), rates, seeds)
     with following(progress, listener) as follower:
         result = run_finetuning(
+
+        def make() -> Plan:
+            plan = make_plan(model, train, made, device, sweep is not None, measured)
+            for note in (*plan.start_notes, *plan.notes):
+                follower.note(note)
+            return plan
+
             request,
-            lambda: make_plan(model, train, made, device, sweep is not None, measured),
+            make,
             finetuning_path(request) if run is None else named_path(run),
             device=device,
             force=force,
@@ -262,9 +250,11 @@ def run_finetuning(
     accept_data: bool = False,
     listener: Listener | None = None,
 ) -> FinetuneResult:
+    introduce: bool = True,
     """Carry out a request in its folder; `make` returns its plan, and is not called for one that is finished.
 
-    The caller says which images were skipped: what it asks for may be several such requests.
+    The caller says the plan's notes and which images were skipped: what it asks for may be several such requests.
+    introduce: whether to say what will be done and how long it takes.
     """
     Bounds(at_least=1).check("seeds", request.seeds)
     check_alone(
@@ -292,10 +282,8 @@ def run_finetuning(
             facts = data_facts(plan.num_images, plan.whole.train.class_names)
             folder.check_data(facts, accept=accept_data)
             folder.update(status="running", message="")
-            for note in plan.notes:
-                listener.note(note)
             with keeping_what_was_trained(path):
-                result = run_plan(plan, path, request, device, listener, accept_data, began)
+                result = run_plan(plan, path, request, device, listener, accept_data, began, introduce)
             folder.update(**result.to_json())
             return result
     except KeyboardInterrupt:
@@ -329,6 +317,7 @@ def run_plan(
     accept_data: bool = False,
     began: float | None = None,
 ) -> FinetuneResult:
+    introduce: bool = True,
     """Do the sweep, if any, then the last run with each seed."""
     once = partial(run_once, plan, device=device, accept_data=accept_data)
     trials = {rate: path / "sweep" / f"{rate:g}" for rate in (plan.rule.grid if plan.tuning else ())}
@@ -339,19 +328,20 @@ def run_plan(
         if plan.tuning and not is_done(folder)
     ]
     left += [RunLeft(plan.whole, True, steps_done(folder)) for folder in last if not is_done(folder)]
-    steps = settle_steps(plan, left, path, choose_device(device), listener, began)
-    within = NestedRun(listener, SAID)
+    steps = settle_steps(plan, left, path, choose_device(device), listener, began, introduce)
     tried: list[TriedRate] = []
     skipped: list[Unreadable] = []
     for rate, folder in trials.items():
         assert plan.tuning and plan.tuning.dev
-        found = once(plan.tuning, folder, listener=within, steps=steps, rate=rate)
+        found = once(plan.tuning, folder, listener=listener, steps=steps, rate=rate)
         skipped += found.unreadable
         assert found.dev_accuracy is not None
         tried.append(TriedRate(rate, found.dev_accuracy, found.seconds, found.kept))
         text = f"learning rate {rate:g}: {found.dev_accuracy:.2%} on {plan.tuning.dev.data_name}"
         listener.note(Note(text, "progress"))
-    best = choose_rate(tried, listener) if tried else None
+    best = choose_rate(tried) if tried else None
+    for note in notes_on_rates(tried):
+        listener.note(note)
     # Without images of its own to choose by, the last run keeps what the sweep did.
     kept = {row.learning_rate: row.kept for row in tried}
     head_alone = best is not None and plan.whole.dev is None and kept[best] == HEAD_ALONE
@@ -361,7 +351,7 @@ def run_plan(
     for seed, folder in enumerate(last):
         found = once(
             *(plan.whole, folder),
-            listener=within,
+            listener=listener,
             steps=steps,
             rate=best,
             seed=base + seed,
@@ -411,21 +401,31 @@ def still_there(plan: Plan, unreadable: Sequence[Unreadable]) -> tuple[Unreadabl
     return tuple(dict.fromkeys(entry for entry in unreadable if entry.image in there))
 
 
-def choose_rate(tried: Sequence[TriedRate], listener: Listener) -> float:
-    """Return the learning rate that did best; of equals the middle one, and what the sweep leaves open is told."""
-    top = max(row.accuracy for row in tried)
-    equal = [row for row in tried if row.accuracy == top]
-    rates = [row.learning_rate for row in equal]
-    best: float = rates[len(rates) // 2]
+def choose_rate(tried: Sequence[TriedRate]) -> float:
+    """Return the learning rate that did best; of equals the middle one."""
+    rates = [row.learning_rate for row in equally_best(tried)]
+    return rates[len(rates) // 2]
+
+
+def equally_best(tried: Sequence[TriedRate]) -> list[TriedRate]:
+    top = max((row.accuracy for row in tried), default=0.0)
+    return [row for row in tried if row.accuracy == top]
+
+
+def notes_on_rates(tried: Sequence[TriedRate]) -> Iterator[Note]:
+    """Yield a note if the sweep doesn't settle which learning rate is best."""
+    equal = equally_best(tried)
+    if not equal:
+        return
+    best = choose_rate(tried)
     if all(row.kept == HEAD_ALONE for row in equal):
-        listener.note(Note("the head alone did best on the dev split, whatever the learning rate"))
-    elif len(rates) > 1:
-        text = f"{len(rates)} learning rates did equally well on the dev split; the middle one, {best:g}, is used"
-        listener.note(Note(text))
+        yield Note("the head alone did best on the dev split, whatever the learning rate")
+    elif len(equal) > 1:
+        text = f"{len(equal)} learning rates did equally well on the dev split; the middle one, {best:g}, is used"
+        yield Note(text)
     elif best in (tried[0].learning_rate, tried[-1].learning_rate):
         text = f"the best learning rate, {best:g}, is at the end of the grid: a better one may lie beyond"
-        listener.note(Note(text, "warning"))
-    return best
+        yield Note(text, "warning")
 
 
 def run_once(
@@ -473,7 +473,12 @@ def run_once(
     if head and head_alone:
         return made(head.path, HEAD_ALONE, head.accuracy, head.seconds, 0)
     found = train_config(
-        config, path / "run", inputs=inputs, device=device, accept_data=accept_data, listener=listener
+        *(config, path / "run"),
+        inputs=inputs,
+        device=device,
+        accept_data=accept_data,
+        listener=listener,
+        introduce=False,
     )
     if found.status != "done":
         raise KeyboardInterrupt
@@ -539,7 +544,7 @@ def summarise(
     values = [getattr(evaluation, metric) for evaluation in evaluations]
     mean, std = mean_and_spread(values)
     seconds = sum(run.seconds for run in runs) + sum(rate.seconds for rate in tried)
-    first, notes = runs[0], [*map(worded, plan.notes), plan.summary]
+    first, notes = runs[0], [*map(worded, (*plan.start_notes, *plan.notes)), plan.summary]
     if len(runs) > 1 and all(run.kept == HEAD_ALONE for run in runs):
         notes.append(
             "the fitted head was kept for every seed, which is the same each time: there is no deviation"

@@ -86,14 +86,18 @@ def settle_steps(
     device: torch.device,
     listener: Listener,
     began: float | None = None,
+    introduce: bool = True,
 ) -> int | None:
-    """Return the steps of a quick run that fit its minutes; None where the plan says them. Tell what will be done.
+    """Return the steps of a quick run that fit its minutes; None where the plan says them.
 
     A fine-tuning that has begun keeps its number. began: when its minutes began, on time.perf_counter's clock.
+    introduce: whether to say what will be done and how long it takes.
     """
     began = time.perf_counter() if began is None else began
     steps = None if plan.has_duration else steps_begun(path)
     if not left:
+        return steps
+    if not introduce and (plan.has_duration or steps is not None):
         return steps
     if plan.protocol == "paper":
         seconds = seconds_for(plan.operations(len(left)), device)
@@ -107,6 +111,10 @@ def settle_steps(
                 needed = rough_duration(least + plan.minutes * 60 - budget)
                 text = f"minutes={plan.minutes:g} is too short: even with one step, the whole run takes about {needed}"
                 listener.note(Note(text, "warning"))
+        for note in () if plan.has_duration else plan.surprises(steps):
+            listener.note(note)
+        if not introduce:
+            return steps
         seconds = total_seconds(plan, left, pace, steps)
         detail = f"{pace.step:.2g} s a step, {pace.image * 1000:.2g} ms an image without learning"
         listener.note(Note(f"measured: {detail}", "estimate"))

@@ -24,7 +24,7 @@ from vitkit.notes import Note
 from vitkit.predictor import Predictor, choose_device, load
 from vitkit.training.build import Inputs, given_preprocessing, resolve_periods
 from vitkit.training.config import TrainConfig
-from vitkit.training.estimate import operations
+from vitkit.training.estimate import operations, surprises
 from vitkit.training.microbatch import sizes
 from vitkit.training.schedules import build_schedule
 from vitkit.transfer.protocols import (
@@ -122,7 +122,10 @@ class Plan:
     "What a temperature is fitted on: what the last run chooses by, else a val split that nothing else looks at."
     summary: str = ""
     "Which model learns from what, and what it is measured on."
+    start_notes: tuple[Note, ...] = ()
+    "On the model that training starts from."
     notes: tuple[Note, ...] = ()
+    "On the data and the settings."
 
     @property
     def is_multi_label(self) -> bool:
@@ -181,6 +184,13 @@ class Plan:
         trained = resolve_periods(config, self.num_images).total * config.batch_size
         passed = len(self.measured) + self.head_first * self.num_images
         return runs * operations(self.start.config, size, trained=trained, measured=passed)
+
+    def surprises(self, steps: int | None = None) -> list[Note]:
+        """Return warnings about settings of the last run, whose length is given here if the plan doesn't say it."""
+        config = self.config(self.whole, **({} if steps is None else {"duration": steps}))
+        total = resolve_periods(config, len(self.whole.train)).total
+        size = parse_pipeline(config.data.pipeline).size or self.start.config.size
+        return surprises(config, replace(self.start.config, image_size=size), total)
 
     @property
     def departures(self) -> tuple[str, ...]:
@@ -290,11 +300,12 @@ def make_plan(
     read = (*source.notes, *measured.notes, *(() if dev is None else dev.notes))
     notes = (
         *dict.fromkeys(read),
-        *start_notes(start, given_preprocessing(config, sized)),
         *(Note(line, "warning") for line in warnings),
+        *(plan.surprises() if plan.has_duration else ()),
         Note(protocol_line(plan, config, write_size(size), sweep), "protocol"),
     )
-    return replace(plan, summary=summary, notes=notes)
+    about_start = start_notes(start, given_preprocessing(config, sized))
+    return replace(plan, summary=summary, start_notes=about_start, notes=notes)
 
 
 def check_head_first(plan: Plan) -> None:

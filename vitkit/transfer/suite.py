@@ -24,7 +24,7 @@ from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.run import evaluate
 from vitkit.figures.numbers import rough_duration
 from vitkit.files import write_file
-from vitkit.notes import Kind, Note
+from vitkit.notes import Note
 from vitkit.predictor import AnyModel, choose_device, named_model
 from vitkit.progress import Listener, Silent
 from vitkit.results import Result
@@ -34,10 +34,9 @@ from vitkit.transfer.finetune import (
     HEAD_ALONE,
     FinetuneRequest,
     FinetuneResult,
-    NestedRun,
     run_finetuning,
 )
-from vitkit.transfer.plan import Plan, load_start, make_plan
+from vitkit.transfer.plan import Plan, load_start, make_plan, start_notes
 from vitkit.transfer.protocols import part_changes
 from vitkit.transfer.published import ROWS, PublishedAccuracy, published_columns
 from vitkit.transfer.suite_data import SETS, VTAB, duration_of, find_real, find_root, find_sets, find_vtab
@@ -50,8 +49,6 @@ from vitkit.world import check_alone
 
 SEEDS = 3
 TABLE, REAL_VALUES = "suite.md", "real-accuracy.json"
-SAID: tuple[Kind, ...] = ("summary", "model", "untrained", "estimate", "advice")
-"What is said of all data sets at the start, so that no fine-tuning says it again."
 ONE_MODEL = "the fitted head was kept for every seed: one model, so there is no deviation"
 ONE_NUMBER = "every seed gave the same number"
 CAPTION = (
@@ -159,7 +156,7 @@ def run_suite(
     if not here and not tasks:
         hint = ": name a folder, as in vit finetune MODEL ./data --suite paper" if folder is None else ""
         raise InputError(f"{root} holds no data set of the suite; expected {', '.join(SETS)} or {VTAB}{hint}")
-    start, within = load_start(model), NestedRun(listener, SAID)
+    start = load_start(model)
     jobs: dict[str, SuiteJob] = {}
     plans: dict[str, Plan] = {}
     results: dict[str, SuiteRow] = {}
@@ -168,14 +165,20 @@ def run_suite(
     def finetune_job(name: str, data: str, plan: Plan) -> SuiteJob:
         request = FinetuneRequest(start.spec, data, tuple(settings), seeds=seeds)
 
+        def make() -> Plan:
+            for note in plan.notes:
+                listener.note(note)
+            return plan
+
         def finetuned() -> SuiteRow | None:
             own = path / name
             result = run_finetuning(
-                *(request, lambda: plan, own),
+                *(request, make, own),
                 device=device,
                 force=force,
                 accept_data=accepts_data(accept),
-                listener=within,
+                listener=listener,
+                introduce=False,
             )
             return None if result.status == "stopped" else finetuned_row(name, result, plan, settings)
 
@@ -218,8 +221,9 @@ def run_suite(
                 device=device,
                 force=force,
                 accept_data=accepts_data(accept),
-                listener=within,
+                listener=listener,
                 found=tasks,
+                introduce=False,
             )
             return None if result.status == "stopped" else vtab_row(result, settings)
 
@@ -231,7 +235,7 @@ def run_suite(
         jobs["vtab"] = SuiteJob(vtab_values, sum(flops))
     absent = {name: absent[name] for name in ROWS if name in absent and name not in jobs}
     for line in (
-        *start.loaded.notes,
+        *start_notes(start, start.loaded.preprocessing),
         *(Note(f"skipped {name}: {why}", "data") for name, why in absent.items()),
         *announcement(start.spec, jobs, seeds, on),
     ):

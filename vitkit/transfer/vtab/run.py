@@ -26,7 +26,7 @@ from vitkit.evaluation.fewshot import FewShot
 from vitkit.figures.numbers import rough_duration
 from vitkit.files import write_file
 from vitkit.models.configs import ModelConfig
-from vitkit.notes import Kind, Note, kind_of
+from vitkit.notes import Note, kind_of
 from vitkit.predictor import AnyModel, Predictor, choose_device, named_model
 from vitkit.progress import Listener, following
 from vitkit.results import from_json
@@ -36,13 +36,13 @@ from vitkit.training.estimate import seconds_for
 from vitkit.transfer.finetune import (
     FinetuneRequest,
     FinetuneResult,
-    NestedRun,
     TriedRate,
     arguments,
     run_finetuning,
+    choose_rate,
 )
 from vitkit.transfer.head import FeatureNotes
-from vitkit.transfer.plan import Start, load_start, make_plan
+from vitkit.transfer.plan import Plan, Start, load_start, make_plan, start_notes
 from vitkit.transfer.vtab.document import (
     TaskResult,
     VtabResult,
@@ -64,8 +64,6 @@ from vitkit.weights.load import paths_in
 from vitkit.world import check_alone
 
 FIGURE = "vtab.png"
-SAID: tuple[Kind, ...] = ("summary", "model", "untrained", "protocol", "estimate", "advice")
-"What is said of all tasks at the start, so that no fine-tuning says it again."
 Learn = Callable[[Exercise], TaskResult]
 
 
@@ -134,10 +132,12 @@ def run_vtab(
     listener: Listener,
     found: Mapping[str, Exercise | Missing] | None = None,
 ) -> VtabResult:
+    introduce: bool = True,
     """Do what was asked in its run folder.
 
     found: the tasks of the folder, where the caller has opened them.
     """
+    introduce: whether to say what will be done, with which model, and how long it takes.
     data = asked.data
     check_protocol(
         asked.protocol, steps=asked.steps, seeds=asked.seeds, sweep=asked.sweep, changes=asked.changes
@@ -155,7 +155,9 @@ def run_vtab(
     _check_found(found, chosen, data, tasks is not None)
     for line in _inventory(found, data):
         listener.note(line)
-    learn, config = _learner(model, asked, folder, device, rule, accept_data, listener)
+    learn, config, about_model = _learner(model, asked, folder, device, rule, accept_data, listener)
+    for line in about_model if introduce else ():
+        listener.note(line)
     reads = [*paths_in(asked.model), *([] if data == SHAPES else [Path(data).expanduser()])]
     todo = [task for name in chosen if isinstance(task := found[name], Exercise)]
     for name, task in found.items():
@@ -174,7 +176,7 @@ def run_vtab(
         own.clear()
         own.update(status="running", message="")
         left = [task for task in todo if _read(folder, task) is None]
-        for line in _announcement(left, config, asked, on):
+        for line in _announcement(left, config, asked, on) if introduce else ():
             listener.note(line)
         errors, is_stopped = _run_tasks(todo, learn, folder, listener)
         rows = [describe_task(task, _read(folder, task), errors.get(name)) for name, task in found.items()]
@@ -299,21 +301,19 @@ def _learner(
     rule: BadImageRule,
     accept_data: bool,
     listener: Listener,
-) -> tuple[Learn, ModelConfig]:
-    """Return what learns one task, and the model's config; one that can't be loaded is an error here, before any task."""
+) -> tuple[Learn, ModelConfig, tuple[Note, ...]]:
+    """Return what learns one task, and the model's config and notes; one that can't be loaded is an error before any task."""
     if settings.protocol == FEWSHOT:
         assert not isinstance(model, Start)
         predictor = load_frozen(model, device, None)
-        for line in predictor.notes:
-            listener.note(Note(line, kind_of(line)))
-        return lambda task: fit_frozen(predictor, task, rule, listener), predictor.model.config
+        notes = tuple(Note(line, kind_of(line)) for line in predictor.notes)
+        return lambda task: fit_frozen(predictor, task, rule, listener), predictor.model.config, notes
     start = model if isinstance(model, Start) else load_start(model)
-    for line in start.loaded.notes:
-        listener.note(line)
     learn = partial(
         train_task, start=start, settings=settings, folder=folder, device=device, listener=listener
     )
-    return partial(learn, rule=rule, accept_data=accept_data), start.config
+    notes = start_notes(start, start.loaded.preprocessing)
+    return partial(learn, rule=rule, accept_data=accept_data), start.config, notes
 
 
 def fit_frozen(predictor: Predictor, task: Exercise, rule: BadImageRule, listener: Listener) -> TaskResult:
@@ -340,20 +340,28 @@ def train_task(
 ) -> TaskResult:
     """Choose the learning rate by train800 and val200, if asked; then train on both and measure on test."""
     changes = changes_of(settings.protocol, task, start.config, settings.steps, settings.changes)
-    within = NestedRun(listener, SAID)
     opened = cache(task.open)
     bad_images = [] if rule.choice == "skip" else [f"data.bad_images={rule.choice}"]
     skipped: list[Unreadable] = []
 
-    def run_once(train: str, test: str, extra: Sequence[str], path: Path, seeds: int) -> FinetuneResult:
+    def run_once(
+        train: str, test: str, extra: Sequence[str], path: Path, seeds: int, is_first: bool = True
+    ) -> FinetuneResult:
         every = [*changes, *extra, Change("data.evaluate", task.splits[test]), *bad_images]
         result = run_finetuning(
-            FinetuneRequest(start.spec, task.splits[train], tuple(every), seeds=seeds),
-            lambda: make_plan(start, opened(train), every, device, measured=opened(test)),
+
+        def make() -> Plan:
+            plan = make_plan(start, opened(train), every, device, measured=opened(test))
+            for note in plan.notes if is_first else ():
+                listener.note(note)
+            return plan
+
+            *(FinetuneRequest(start.spec, task.splits[train], tuple(every), seeds=seeds), make),
             path,
             device=device,
             accept_data=accept_data,
-            listener=within,
+            listener=listener,
+            introduce=False,
         )
         skipped.extend(result.unreadable)
         if result.status == "stopped":
@@ -363,13 +371,13 @@ def train_task(
     tried: list[TriedRate] = []
     for rate in GRID if settings.sweep else ():
         path = folder / "tuning" / task.name / f"{rate:g}"
-        result = run_once("train800", "val200", [_rate(rate)], path, 1)
+        result = run_once("train800", "val200", [_rate(rate)], path, 1, rate == GRID[0])
         assert result.accuracy is not None
         tried.append(TriedRate(rate, result.accuracy, result.seconds, result.kept))
         text = f"{task.name}: learning rate {rate:g}: {result.accuracy:.2%} on val200"
         listener.note(Note(text, "progress"))
     if tried:
-        changes.append(_rate(max(tried, key=lambda row: row.accuracy).learning_rate))
+        changes.append(_rate(choose_rate(tried)))
     result = run_once("train800val200", "test", [], folder / task.name, settings.seeds)
     assert result.accuracy is not None
     return TaskResult(
