@@ -11,11 +11,14 @@ class InputError(ValueError):
 
 
 def did_you_mean(word: str, options: Iterable[str], prefix: str = "") -> str:
-    """Return '; did you mean ...?' with the closest options, each after a prefix, or an empty string."""
+    """Return '; did you mean ...?' with the closest options, each after a prefix, or an empty string.
+
+    The ./ of a path doesn't count.
+    """
     by_lower: dict[str, str] = {}
     for option in options:
-        by_lower.setdefault(option.lower(), option)
-    near = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
+        by_lower.setdefault(option.removeprefix("./").lower(), option)
+    near = difflib.get_close_matches(word.removeprefix("./").lower(), by_lower, n=3, cutoff=0.6)
     if not near:
         return ""
     return f"; did you mean {' or '.join(repr(prefix + by_lower[name]) for name in near)}?"

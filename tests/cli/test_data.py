@@ -122,6 +122,21 @@ def test_all_unreadable_images_are_named(vit: Vit, photos: Path) -> None:
     assert "can't be read: ./photos/test/cat/9.png: it is empty" in answer.out.splitlines()
     assert answer.err.splitlines()[-1] == "1 image can't be read; other commands skip such images"
     assert "can't be read" not in vit("data", "./photos:train").err
+
+
+def test_unreadable_images_at_which_other_commands_stop(vit: Vit, photos: Path) -> None:
+    """As they say themselves: too many, or all of a class."""
+    (photos / "test/[b]dog/8.png").write_bytes(b"")
+    for number in (1, 2):
+        (photos / f"train/cat/{number}.png").write_bytes(b"")
+    answer = vit("data", "./photos", "--json")
+    refused = [
+        "2 of 8 images of ./photos:train can't be read",
+        "no image of class '[b]dog' of ./photos:test can be read",
+    ]
+    assert json.loads(answer.out)["refused"] == refused
+    end = "other commands stop; --bad-images any continues"
+    assert answer.err.splitlines()[-1] == f"{'; '.join(refused)}: {end}"
     for path in photos.rglob("train/cat/*.png"):
         path.write_bytes(b"")
     answer = vit("data", "./photos:train", "--against", "./photos")
@@ -207,7 +222,7 @@ def test_missing_files_of_a_table_are_unreadable(vit: Vit, photos: Path) -> None
     Path("t.csv").write_text("path,label\n" + rows)  # 0 and 4 are dogs
     answer = vit("data", "./t.csv")
     assert answer.status == 1
-    assert answer.err.splitlines()[-1] == "2 images can't be read; other commands skip such images"
+    assert answer.err.splitlines()[-1].endswith("other commands stop; --bad-images any continues")
     assert "2 of 8 files are missing, the first in line 2: " in answer.err
 
 

@@ -41,6 +41,7 @@ def test_built_in_data_needs_no_files() -> None:
     [
         ("cifr10", "unknown data source 'cifr10'; did you mean 'cifar10' or 'cifar100'?"),
         ("photos/a.png", "./photos/a.png is an image; data is a folder of class folders"),
+        ("pots", "unknown data source 'pots'; did you mean './photos' or 'pets'?"),
         ("photoss", "unknown data source 'photoss'; did you mean './photos'?"),
         ("photos", "./photos holds 1 image but no class folders"),
         ("mnist", "say where it is: [root=FOLDER]; './mnist' is the folder of that name"),

@@ -26,7 +26,8 @@ def data(
         ),
     ] = None,
     images: Annotated[
-        int | None, typer.Option(min=1, help="Read only this many images of each split, evenly spaced.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Read only this many images of each split, evenly spaced."),
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet.")] = None,
     force: Overwrite = False,
@@ -54,7 +55,9 @@ def data(
         note(f"contact sheet: {report.sheet}" if out else "--out FILE.png draws a contact sheet")
     for fault in report.faults:
         note(f"can't be opened: {fault}")
-    if count := report.num_unreadable:
+    if report.refused:
+        note(f"{'; '.join(report.refused)}: other commands stop; --bad-images any continues")
+    elif count := report.num_unreadable:
         note(
             f"{count:,} {'image' if count == 1 else 'images'} can't be read; other commands skip such images"
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from vitkit.data.images import EXTENSIONS
+from vitkit.data.images import EXTENSIONS, is_hidden
 from vitkit.data.sources.dataset import MapDataset, is_dataset, open_dataset
 from vitkit.data.sources.files import find_files, is_url, without_query
 from vitkit.data.sources.source import Absent, Source, match_classes, read_file, take
@@ -286,8 +286,8 @@ def check_items(spec: DataSpec) -> None:
 
 def _unknown(name: str) -> InputError:
     names = (*BUILT_IN, *DATA_SETS)
-    folders = [f"./{entry.name}" for entry in os.scandir() if entry.is_dir()]
-    hint = did_you_mean(name, names) or did_you_mean(f"./{name}", folders)
+    folders = [f"./{entry.name}" for entry in os.scandir() if entry.is_dir() and not is_hidden(entry.name)]
+    hint = did_you_mean(name, [*folders, *names])
     expected = (
         f"; expected {', '.join(names)}, {VTAB}TASK, hf-hub:ORG/NAME, a URL, or the path of a file or folder"
     )

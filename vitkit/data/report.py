@@ -7,7 +7,8 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +20,13 @@ from vitkit.config import Bounds
 from vitkit.data.decode import decode
 from vitkit.data.images import open_image
 from vitkit.data.open import JOINT, Data, named_data, open_data, open_splits
-from vitkit.data.sources.source import Picture, Source, count_classes, spread
+from vitkit.data.sources.source import Picture, Source, Subset, count_classes, spread
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import counted
 from vitkit.data.threads import Unreadable, work_through
+from vitkit.data.unreadable import BadImageRule, Skipped
 from vitkit.display import png_files
+from vitkit.errors import InputError
 from vitkit.figures.sheets import TILE, TILES, SheetRow, contact_sheet, fit_tile, name_class, sheet_path
 from vitkit.files import written_whole
 from vitkit.notes import Note
@@ -148,8 +151,10 @@ class DataReport(Result):
     against: Comparison | None
     sheet: str | None
     notes: list[str]
+    refused: list[str]
+    "Why other commands stop: too many unreadable images, or all of a class; empty where such images are skipped."
 
-    _leads = ("data", "num_classes", "faults", "num_unreadable")
+    _leads = ("data", "num_classes", "faults", "num_unreadable", "refused")
     _tables = ("splits",)
 
     def _pictures(self) -> list[tuple[str, bytes]]:
@@ -171,7 +176,11 @@ class SplitImages:
     indices: np.ndarray
     "The images to read."
     looks: dict[int, ImageFacts] = field(default_factory=dict)
-    unreadable: list[Unreadable] = field(default_factory=list)
+    bad: dict[int, Unreadable] = field(default_factory=dict)
+
+    @property
+    def unreadable(self) -> list[Unreadable]:
+        return list(self.bad.values())
 
 
 def describe_data(
@@ -224,7 +233,17 @@ def describe_data(
         against=None if other is None else _found(other, shown, other.source.data_name),
         sheet=None if sheet is None else str(sheet),
         notes=notes,
+        refused=[fault for part in shown if (fault := _fault(part))],
     )
+
+
+def _fault(part: SplitImages) -> str:
+    """Return why other commands stop at the unreadable images of a split; '' if they skip them."""
+    skipped = Skipped(Subset(part.source, part.indices), BadImageRule("any"))
+    with suppress(InputError):  # none can be read
+        places = enumerate(part.indices.tolist())
+        skipped.add({place: part.bad[index] for place, index in places if index in part.bad})
+    return skipped.fault
 
 
 def _open(spec: DataSpec | Source) -> tuple[list[tuple[Source, bool]], list[str]]:
@@ -250,7 +269,7 @@ def _read(parts: Sequence[SplitImages], progress: Progress | None) -> None:
     for part in parts:
         for index, look in work_through(part.source, part.indices, look_at):
             if isinstance(look, Unreadable):
-                part.unreadable.append(look)
+                part.bad[index] = look
             else:
                 part.looks[index] = look
             done += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 
@@ -99,20 +99,23 @@ class Skipped:
             )
         if bad == every:
             raise InputError(f"no image{self._of} can be read: {_named(self.entries)}")
-        if self.rule.choice == "any":
-            return
+        if self.rule.choice == "skip" and self.fault:
+            raise InputError(
+                f"{self.fault}, so results would mislead: {_named(self.entries)}; repair these files, or continue "
+                f"without them: {self.rule.advice('any')}"
+            )
+
+    @property
+    def fault(self) -> str:
+        """Why the unreadable images can't just be skipped: they are too many, or all of a class; '' if they can."""
+        bad, every = len(self.found), len(self.source)
         if too_many(bad, every):
-            self._refuse(f"{bad:,} of {every:,} images{self._of} can't be read")
+            return f"{bad:,} of {every:,} images{self._of} can't be read"
         if self._lost and not self.source.may_lack_classes:
             names = listed([repr(self.source.class_names[number]) for number in self._lost])
             word = "class" if len(self._lost) == 1 else "classes"
-            self._refuse(f"no image of {word} {names}{self._of} can be read")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise InputError(
-            f"{what}, so results would mislead: {_named(self.entries)}; repair these files, or continue without "
-            f"them: {self.rule.advice('any')}"
-        )
+            return f"no image of {word} {names}{self._of} can be read"
+        return ""
 
     @property
     def _of(self) -> str:
