@@ -102,7 +102,7 @@ def test_one_forward_pass_says_what_is_needed() -> None:
 def test_a_module_says_what_it_can_not_take() -> None:
     assert refused(lambda: vitkit.wrap(Plain(), 16)).startswith("Plain can't take images of 16x16 pixels: ")
     assert refused(lambda: vitkit.wrap(Net())) == (
-        "Net doesn't say what images it takes: give vitkit.wrap(module, image_size=224)"
+        "the image size of Net is unknown: pass vitkit.wrap(net, image_size=224)"
     )
     assert refused(lambda: vitkit.evaluate(Net(), "digits")) == refused(lambda: vitkit.wrap(Net()))
     assert refused(lambda: vitkit.wrap(nn.Identity(), 8)) == (

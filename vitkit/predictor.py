@@ -444,7 +444,7 @@ def wrap(
     else:
         if image_size is None:
             raise InputError(
-                f"{type(module).__name__} doesn't say what images it takes: give vitkit.wrap(module, image_size=224)"
+                f"the image size of {type(module).__name__} is unknown: pass vitkit.wrap(net, image_size=224)"
             )
         model = OwnModule(module, describe(module, image_size))
         base = Preprocessing(model.config.size, None, "bilinear", *IMAGENET_MEAN_STD)

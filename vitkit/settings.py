@@ -302,4 +302,4 @@ class FinetuneSettings(TaskSettings, total=False):
     protocol: Literal["auto", "paper", "quick"]
     "The paper's (SGD, batch 512, its steps and resolution), or quick: a head on features, then as many steps as fit minutes; auto is paper with a GPU, else quick."
     minutes: float | None
-    "Time of a quick run, from the call to its measurement; 10 unless given. Each further seed adds its own steps and measurement."
+    "Minutes for a quick run, including its final measurement. Default: 10. Each further seed adds its own steps and measurement."

@@ -98,6 +98,15 @@ def test_forward_normalizes_and_averages() -> None:
     assert {"loss", "gradient_norm", *metrics} == set(step.metric_names)
 
 
+def test_multi_label_images_have_no_plain_accuracy() -> None:
+    """What is counted is whether the top class is one of the image's."""
+    step = objective("auto", True)
+    labels = torch.tensor([[1.0, 1, 0], [0, 0, 1], [0, 0, 0], [1, 0, 1]])
+    _, metrics = step({"image": torch.zeros(4, 3, 8, 8, dtype=torch.uint8), "label": labels})
+    assert [*metrics] == ["top_class_accuracy"]
+    assert step.metric_names == ("loss", "top_class_accuracy", "gradient_norm")
+
+
 def test_smoothing_has_a_range() -> None:
     with pytest.raises(InputError, match="label_smoothing must be at least 0 and below 1, not 1"):
         ObjectiveConfig(label_smoothing=1.0)

@@ -118,7 +118,10 @@ def test_minutes_start_with_the_call_and_too_few_are_a_warning(
     assert settle_steps(few, left, Path("runs/new"), CPU, listener) == 1
     [warning] = [line for line in listener.said if kind_of(line) == "warning"]
     needed = rough_duration(total_seconds(few, left, PACE, 1))
-    assert warning == f"minutes=0.1 is too short: even with one step, the whole run takes about {needed}"
+    assert (
+        warning
+        == f"minutes=0.1 is too short: even with one step, the whole run takes about {needed} from its start"
+    )
 
 
 def test_fitting_a_head_is_timed_by_its_turns(model: str) -> None:
@@ -160,7 +163,7 @@ def test_one_line_says_what_is_done_and_how_long_it_takes(
     [line] = [line for line in listener.said if kind_of(line) == "summary"]
     data = "tiny on digits:train: 1,157 images of 10 classes, 382 to measure on in digits:test"
     time = rough_duration(total_seconds(plan, left, PACE, steps))
-    assert line == f"{data}; {work}; about {time} on cpu"
+    assert line == f"{data}; {work}; about {time} left on cpu"
     assert listener.said[-1] is line  # after the notes that --verbose shows
 
 

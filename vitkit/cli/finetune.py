@@ -27,10 +27,7 @@ def finetune(
     sweep: Sweep = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            help="Number of seeds to average over.",
-            show_default="1; 3 with --suite",
-        ),
+        typer.Option(metavar="N", help="Number of seeds to average over; by default 1, with --suite 3."),
     ] = None,
     suite: Annotated[
         str | None,

@@ -136,8 +136,7 @@ def knn(
         str | None,
         typer.Option(
             metavar="N,N,...",
-            help="Numbers of neighbours that vote.",
-            show_default="20, or all training images if there are fewer",
+            help="Numbers of neighbours that vote; by default 20, or all training images if there are fewer.",
         ),
     ] = None,
     temperature: Annotated[

@@ -39,9 +39,11 @@ def inspect(
         ),
     ] = None,
     num_images: Annotated[
-        int, typer.Option(min=1, help="Number of images to average attention distance over.")
+        int, typer.Option(min=1, metavar="N", help="Number of images to average attention distance over.")
     ] = 128,
-    num_photos: Annotated[int, typer.Option(min=0, help="Number of photos to draw maps of.")] = 6,
+    num_photos: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Number of photos to draw maps of.")
+    ] = 6,
     fuse: Annotated[str, typer.Option(help="How rollout joins heads: mean, max or min.")] = "mean",
     residual: Annotated[float, typer.Option(help="Weight of the identity in rollout.")] = 0.5,
     discard: Annotated[float, typer.Option(help="Share of the smallest attention that rollout drops.")] = 0.0,
@@ -49,7 +51,9 @@ def inspect(
     device: Device = "auto",
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of images in a batch; the default is what memory allows."),
+        typer.Option(
+            min=1, metavar="N", help="Number of images in a batch; the default is what memory allows."
+        ),
     ] = None,
     image_size: ImageSize = None,
     accept: Accept = None,
@@ -69,7 +73,7 @@ def inspect(
     from vitkit.inspection.flow import Fuse
     from vitkit.reports.inspection import inspect_model
 
-    with progress_bar("inspecting") as progress:
+    with progress_bar("inspecting (image passes)") as progress:
         result = inspect_model(
             model,
             images or None,

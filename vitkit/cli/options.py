@@ -34,7 +34,7 @@ ImageSize = Annotated[
 ]
 Precision = Annotated[
     Literal["float32", "bfloat16", "float8"] | None,
-    typer.Option(help="Precision of the computation.", show_default="float32"),
+    typer.Option(help="Precision of the computation; by default float32."),
 ]
 Calibrate = Annotated[
     str | None,

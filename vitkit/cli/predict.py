@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 def predict(
     model: Model,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER", help="Files, or folders of them.")],
-    top: Annotated[int, typer.Option(min=1, help="Number of classes to show for each image.")] = 5,
+    top: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of classes to show for each image.")
+    ] = 5,
     names: Names = None,
     device: Device = "auto",
     batch_size: BatchSize = 32,
@@ -46,7 +48,9 @@ def predict(
     accept: Accept = None,
     verbose: Verbose = False,
     json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print image,rank,name,index,probability.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print image, rank, name, index, probability as CSV.")
+    ] = False,
 ) -> None:
     """Name the likeliest classes of images: vit predict b16/ photo.jpg holidays/
 

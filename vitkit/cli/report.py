@@ -39,7 +39,7 @@ def report(
     """
     from vitkit.reports.runs import report as run
 
-    with progress_bar("inspecting") if inspect else nullcontext() as progress:
+    with progress_bar("inspecting (image passes)") if inspect else nullcontext() as progress:
         result = run(runs, out=out, inspect=inspect, device=device, force=force, progress=progress)
     for line in result.left_out:
         note(f"skipped: {line}")

@@ -33,7 +33,7 @@ def search(
     ] = False,
     at_least: Annotated[
         float | None,
-        typer.Option(metavar="SIMILARITY", help="Cosine similarity of near-duplicates.", show_default="0.9"),
+        typer.Option(metavar="SIMILARITY", help="Cosine similarity of near-duplicates; by default 0.9."),
     ] = None,
     approximate: Annotated[
         bool,

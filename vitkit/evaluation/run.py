@@ -218,7 +218,9 @@ def _check_real(head: HeadClasses, source: Source, classes: Among) -> None:
     if classes == "data":
         raise InputError("ReaL chooses answers among all classes: leave out --classes data")
     if head.imagenet is None or len(set(head.imagenet.tolist())) < NUM_CLASSES:
-        raise InputError(f"ReaL's labels are ImageNet's {NUM_CLASSES:,} classes; {head} are not these")
+        raise InputError(
+            f"ReaL's labels are ImageNet's {NUM_CLASSES:,} classes; {head.model} has other classes"
+        )
     if source.is_multi_label:
         raise InputError(f"{source.name} is multi-label; ReaL's labels would replace its own")
 

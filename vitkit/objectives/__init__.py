@@ -66,6 +66,7 @@ OBJECTIVES: dict[str, Callable[[ObjectiveConfig, Model, Preprocessing, bool], Ob
         preprocessing,
         sigmoid=several if config.loss == "auto" else config.loss == "sigmoid",
         label_smoothing=config.label_smoothing,
+        is_multi_label=several,
     ),
     "masked_patches": lambda config, model, preprocessing, several: MaskedPatches(
         model, preprocessing, corrupt_share=config.corrupt_share, target=config.target

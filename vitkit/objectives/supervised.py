@@ -15,10 +15,14 @@ from vitkit.objectives.objective import Batch, Loss, Objective
 class Supervised(Objective):
     """Cross-entropy between the logits and the labels."""
 
-    metric_names = ("loss", "accuracy", "gradient_norm")
-
     def __init__(
-        self, model: Model, preprocessing: Preprocessing, *, sigmoid: bool, label_smoothing: float
+        self,
+        model: Model,
+        preprocessing: Preprocessing,
+        *,
+        sigmoid: bool,
+        label_smoothing: float,
+        is_multi_label: bool = False,
     ) -> None:
         if getattr(model.config, "pool", None) == "none":
             raise InputError(
@@ -26,12 +30,14 @@ class Supervised(Objective):
             )
         super().__init__(model, preprocessing)
         self.sigmoid, self.label_smoothing = sigmoid, label_smoothing
+        self.right = "top_class_accuracy" if is_multi_label else "accuracy"
+        self.metric_names = ("loss", self.right, "gradient_norm")
 
     def forward(self, batch: Batch) -> Loss:
         logits = self.compute(self.model, self.normalize(batch["image"])).float()  # (images, classes)
         targets = one_hot(batch["label"], logits.shape[1])
         loss = cross_entropy(logits, targets, self.sigmoid, self.label_smoothing).mean()
-        return loss, {"accuracy": share_right(logits, targets)}
+        return loss, {self.right: share_right(logits, targets)}
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:

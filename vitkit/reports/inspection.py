@@ -149,7 +149,7 @@ def inspect_model(
     if source is None:
         found = examine_weights(predictor)
     else:
-        with showing(progress, "inspecting") as tell:
+        with showing(progress, "inspecting (image passes)") as tell:
             found = examine(
                 predictor,
                 source,

@@ -98,7 +98,7 @@ def _how_to_read(predictor: Predictor, options: RolloutOptions) -> list[Html]:
     )
     return [
         element(
-            "p", "What the model saw, what it predicts, and where it looks: bright is much, dark is little."
+            "p", "What the model saw, what it predicts, and where it looks; brighter means more attention."
         ),
         fold("How to read the maps", element("ul", *(element("li", line) for line in lines))),
     ]

@@ -86,7 +86,7 @@ def fit_head(
         chosen_by = frozen_features(predictor, dev, progress=progress, bad_images=rule)
         unreadable += [*chosen_by.bad.values()]
         accuracy = float((probe.predict(chosen_by.x) == chosen_by.labels).mean())
-        listener.note(Note(f"the head alone: {accuracy:.2%} on {dev.data_name}", "progress"))
+        listener.note(Note(f"head only: {accuracy:.2%} on {dev.data_name}", "progress"))
     net = predictor.model.cpu()
     fill_head(net, *as_layer(probe, len(names)))
     origin = Origin(str(config.model["name"]), inputs.train.data_name, len(train.labels))

@@ -43,7 +43,7 @@ class TransferConfig:
     image_size: Annotated[Size, Bounds(at_least=1)] | None = None
     "Side of the images in pixels, or HEIGHTxWIDTH; by default the paper's for this data in the model's proportions, or with quick the weights' own."
     minutes: Positive | None = None
-    "Time of a quick run, from the call to its measurement; 10 unless given. Each further seed adds its own steps and measurement."
+    "Minutes for a quick run, including its final measurement. Default: 10. Each further seed adds its own steps and measurement."
     head_first: bool | None = None
     "Whether a linear head is fitted on frozen features before all weights learn; quick does, the paper doesn't."
 
