@@ -182,8 +182,19 @@ def test_a_fine_tuning_is_its_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "80.00%",
     ):
         assert words in text
-    assert "at step 400seed01Fine-tuning: pets" in text.split("What differs")[1]
+    measured = "81.25% accuracy on ./pets:test"
+    assert f"Result{measured}{measured}seed01" in text.split("What differs")[1]
     assert accuracy_of("runs/pets") == Accuracy("accuracy", 0.75, measured_on="digits:test")
+
+
+def test_fine_tunings_differ_in_the_weights_that_they_started_from(tmp_path: Path) -> None:
+    """Their steps start from a head in their own folder, which says nothing."""
+    for name in ("one", "two"):
+        path = write_finetuning(tmp_path / name, seeds=1)
+        write_run(path / "seed-0" / "run", FEW, config={"model": {"name": str(path / "head")}}, name="run")
+    result = report([tmp_path / "one", tmp_path / "two"], out=tmp_path / "out")
+    assert [run.model for run in result.runs] == ["B/16@in21k"] * 2
+    assert "All runs have the same settings." in read(result.html).text
 
 
 def test_a_fine_tuning_of_one_seed_has_its_name(tmp_path: Path) -> None:

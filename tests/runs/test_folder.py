@@ -613,3 +613,12 @@ def test_records_of_earlier_versions(tmp_path: Path, kind: str) -> None:
         RunFolder(tmp_path, {**asked, "model": "S/16"}, kind=kind)
     force(tmp_path, kind, asked)
     assert read_record(tmp_path, kind)["format"] == records.FORMAT
+
+
+def test_changes_that_differ_are_named(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "tuned", {**ASKED, "changes": ["minutes=1", "seed=3"]}, kind="finetune").close()
+    other = {**ASKED, "changes": ["minutes=2", "seed=3"]}
+    with pytest.raises(InputError, match="with other settings: minutes is 1 there, 2 here; "):
+        RunFolder(tmp_path / "tuned", other, kind="finetune")
+    with pytest.raises(InputError, match="with other settings: minutes is 1 there, unset here; "):
+        RunFolder(tmp_path / "tuned", {**ASKED, "changes": ["seed=3"]}, kind="finetune")

@@ -134,6 +134,17 @@ def test_a_folder_of_images_is_for_finetune(tmp_path: Path, monkeypatch: pytest.
         assert str(error.value) == message
 
 
+def test_a_fine_tuning_is_resumed_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"model": "Ti/16", "data": "./my photos", "changes": ["minutes=3"], "sweep": None, "seeds": 2}
+    RunFolder("runs/tuned", asked, kind="finetune").close()
+    for recipe in ("runs/tuned", "tuned"):
+        with pytest.raises(InputError) as error:
+            resolve(recipe)
+        command = "vit finetune Ti/16 './my photos' minutes=3 --seeds 2 --run runs/tuned"
+        assert str(error.value) == f"runs/tuned is a fine-tuning, not a recipe; to resume it: {command}"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

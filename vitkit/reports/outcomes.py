@@ -106,6 +106,17 @@ def best_of(run: Run) -> Accuracy | None:
     return None if best is None else Accuracy(best.metric, best.value, best.step)
 
 
+def tested_accuracy(run: Run) -> Accuracy | None:
+    """Return what a fine-tuning reports of the seed that a run is of; None of other runs."""
+    seed, folder = run.path.parent.name.removeprefix("seed-"), run.path.parent.parent
+    known = read_object(folder / FINETUNE) if seed.isdecimal() else {}
+    metric, values = text(known.get("metric")), known.get("values")
+    if metric is None or not isinstance(values, list) or int(seed) >= len(values):
+        return None
+    value = finite(values[int(seed)])
+    return None if value is None else Accuracy(metric, value, measured_on=text(known.get("measured_on")))
+
+
 def accuracy_in_words(found: Accuracy) -> Html:
     """Return a number and what it is of."""
     where = f"on {found.measured_on}" if found.measured_on else ""
@@ -259,7 +270,7 @@ def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
     parts = [facts(entries, num_leads=1)]
     tried = [
         row
-        for row in map(mapping, known.get("sweep_results") or [])
+        for row in map(mapping, rows if isinstance(rows := known.get("sweep_results"), list) else [])
         if finite(row.get("accuracy")) is not None
     ]
     if tried:

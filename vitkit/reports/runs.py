@@ -31,6 +31,7 @@ from vitkit.reports.outcomes import (
     finetuning_sections,
     read_measured,
     result_sections,
+    tested_accuracy,
 )
 from vitkit.results import Result
 from vitkit.runs.folder import flatten
@@ -139,7 +140,7 @@ def report(
     if any(run.model for run in found):
         from vitkit.reports.models import model_sections  # torch, which runs without a model do without
 
-        with showing(progress if inspect else None, "inspecting") as tell:
+        with showing(progress if inspect else None, "inspecting (image passes)") as tell:
             inside, undrawn = model_sections(found, inspect=inspect, device=device, progress=tell)
         left_out += undrawn
     elif inspect:
@@ -363,10 +364,10 @@ def _config_parts(run: Run) -> list[Html]:
 def _difference_parts(runs: Sequence[Run]) -> list[Html]:
     """Return what differs between runs, under what each came to, and what is the same, folded."""
     different, same = compare([run.config for run in runs])
-    best = [best_of(run) for run in runs]
-    results = (
-        [["Best", *(accuracy_in_words(found) if found else NOTHING for found in best)]] if any(best) else []
-    )
+    tested = [tested_accuracy(run) for run in runs]
+    found = [known or best_of(run) for known, run in zip(tested, runs, strict=True)]
+    word = "Result" if any(tested) else "Best"
+    results = [[word, *(accuracy_in_words(one) if one else NOTHING for one in found)]] if any(found) else []
     rows: list[list[str]] = [[breakable(name), *map(_setting, values)] for name, values in different.items()]
     parts = [element("p", "All runs have the same settings.", class_="note")]
     if rows:

@@ -43,7 +43,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vitkit.config import write_yaml
+from vitkit.config import merge, write_yaml
 from vitkit.errors import InputError
 from vitkit.files import is_alone, is_locked, sync, take_lock, write_file
 from vitkit.runs.records import (
@@ -211,7 +211,7 @@ class RunFolder:
         if known["images"] != data["images"] and not accept:
             raise InputError(
                 f"the data has {data['images']:,} images, and {self.path} started with {known['images']:,}: --accept data "
-                "(accept='data' in Python) resumes with those that are there now, --force (force=True) starts over"
+                "(accept='data' in Python) resumes with the current images, --force (force=True) starts over"
             )
         began = known.get("began_with", known["images"])
         self.update(data={**data, **({"began_with": began} if began != data["images"] else {})})
@@ -472,10 +472,10 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _binding_settings(settings: Mapping[str, Any]) -> dict[str, object]:
-    """Return settings by their dotted names, a list of changes without those that may change on resume."""
+    """Return settings by their dotted names, those of a list of changes too, without those that may change on resume."""
     leaves = flatten(settings)
     changes = binding(leaves.pop("changes", None) or ())
-    return {**leaves, "changes": changes} if changes else leaves
+    return leaves | flatten(merge({}, changes))
 
 
 def _canonical(config: Any) -> str:

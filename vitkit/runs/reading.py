@@ -135,7 +135,8 @@ def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
         return _read_each([path])
     seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
     runs, left_out = _read_each([seed for seed in seeds if _is_run(seed)])
-    is_done = read_object(path / FINETUNE).get("status") == "done"
+    record = read_object(path / FINETUNE)
+    is_done = record.get("status") == "done"
     if not runs and not left_out:
         if is_done:
             raise InputError(
@@ -145,9 +146,12 @@ def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
         waiting = f"{path} is a fine-tuning whose runs have no metrics: wait for their first line"
         return [], [NoMetrics(waiting)]
     name, has_several = path.resolve().name, len(runs) + len(left_out) > 1
+    request = mapping(record.get("settings") or record.get("request"))
     for place, run in enumerate(runs):
-        seed = run.path.parent.name
-        runs[place] = replace(run, name=f"{name} {seed}" if has_several else name)
+        seed, config = run.path.parent.name, run.config
+        if start := text(request.get("model")):  # not the fitted head inside the folder, from which its steps start
+            config = {**config, "model": {**mapping(config.get("model")), "name": start}}
+        runs[place] = replace(run, name=f"{name} {seed}" if has_several else name, config=config)
         if is_done and seed == "seed-0":  # whose model and evaluation are the fine-tuning's
             runs[place] = replace(runs[place], home=path)
     return runs, left_out

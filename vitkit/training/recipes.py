@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,8 @@ from vitkit.models.configs import ModelConfig
 from vitkit.models.names import SHAPE, model_config
 from vitkit.models.own import OWN
 from vitkit.results import Result
-from vitkit.runs import CONFIG, ROOT, read_config
+from vitkit.runs import CONFIG, ROOT, read_config, read_record
+from vitkit.runs.reading import FINETUNE, mapping
 from vitkit.training.config import TrainConfig
 
 # Other names for settings, for suggestions.
@@ -119,6 +121,11 @@ def find(recipe: str | os.PathLike[str]) -> Path:
         raise InputError(
             f"{str(recipe)!r} is a run, not a recipe: `vit train {Path(ROOT, recipe)}` resumes it"
         )
+    for place in (path, Path(ROOT, recipe)):
+        if (place / FINETUNE).is_file():
+            raise InputError(
+                f"{place} is a fine-tuning, not a recipe; to resume it: {_finetuning_command(place)}"
+            )
     if path.is_dir():
         data = str(recipe) if str(recipe).startswith((".", "/", "~")) else f"./{recipe}"
         raise InputError(
@@ -129,6 +136,16 @@ def find(recipe: str | os.PathLike[str]) -> Path:
     hint = did_you_mean(str(recipe), names)
     images = "" if hint else "; to train on images of your own: vit finetune MODEL ./FOLDER"
     raise InputError(f"unknown recipe {str(recipe)!r}{hint or ';'} `vit recipes` lists them all{images}")
+
+
+def _finetuning_command(path: Path) -> str:
+    """Return the command that resumes a fine-tuning."""
+    request = mapping(read_record(path, "finetune")["settings"])
+    flags = {"--sweep": request.get("sweep"), "--seeds": request.get("seeds"), "--run": path}
+    words = ["vit", "finetune", request.get("model"), request.get("data"), *(request.get("changes") or ())]
+    return shlex.join(
+        map(str, [*words, *(word for flag in flags.items() if flag[1] is not None for word in flag)])
+    )
 
 
 def list_recipes(pattern: str = "*") -> list[dict[str, str]]:
