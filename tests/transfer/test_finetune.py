@@ -304,7 +304,7 @@ def test_the_time_of_all_runs_is_told_first_and_of_what_is_left_later(
     assert times == [
         "tiny on digits:train: 1,157 images of 10 classes, 382 to measure on in digits:test; "
         "4 learning rates tried, then 2 seeds: each a head on features, then 4 steps of 16 images; "
-        f"about {rough_duration(seconds)} on cpu"
+        f"about {rough_duration(seconds)} left on cpu"
     ]
     assert said.index(times[0]) < next(place for place, line in enumerate(said) if "features of" in line)
     assert sum(line.startswith("shorter: ") for line in said) == 1

@@ -1,4 +1,4 @@
-"""What a fine-tuning says before it starts: what it will do, how many steps fit its minutes, and how long all takes."""
+"""What a fine-tuning says before it starts: what it will do, how many steps fit its minutes, and how long it takes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from vitkit.weights.convert import save
 from vitkit.world import World, wait
 
 TRIAL_SECONDS, MOST_TRIALS = 3.0, 20
-"Steps are timed until these seconds are over, one at least and so many at most."
+"Seconds for which steps are timed, at least one step, and the most steps."
 IMAGES = 64
 "Images whose forward pass is timed."
 HEAD_ROWS, HEAD_STEPS, HEAD_TRIALS = 2048, 5, 7
-"Features that fitting a head is timed on, its iterations, and how often: on a busy machine single times are far apart."
+"Features and iterations with which fitting a head is timed, and how often: on a busy machine, single times vary."
 HEAD_ITERATIONS = 10.0
 "Iterations of a fit, times the cube root of the number of classes: measured are 14 for 4 classes, 44 for 100."
 STARTING = 1.0
@@ -52,7 +52,7 @@ MEASURING = 2.0
 
 @dataclass(frozen=True)
 class Pace:
-    """What parts of a run take here, in seconds."""
+    """Seconds that each part of a run takes on this machine."""
 
     step: float
     "A training step: data, both passes and the update."
@@ -65,7 +65,7 @@ class Pace:
     checkpoint: float = 0.0
     "Writing a checkpoint: the weights and the optimiser's state."
     features: float = 0.0
-    "All features that heads are fitted on, computed once for all runs; none where they are in the cache."
+    "All features that heads are fitted on, computed once for all runs; 0 if they are cached."
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def settle_steps(
     began: float | None = None,
     introduce: bool = True,
 ) -> int | None:
-    """Return the steps of a quick run that fit its minutes; None where the plan says them.
+    """Return the steps of a quick run that fit its minutes; None if the plan sets their number.
 
     A fine-tuning that has begun keeps its number. began: when its minutes began, on time.perf_counter's clock.
     introduce: whether to say what will be done and how long it takes.
@@ -109,17 +109,17 @@ def settle_steps(
             steps = fitting_steps(plan, pace, budget)
             if (least := total_seconds(plan, [RunLeft(plan.whole, True)], pace, steps)) > budget:
                 needed = rough_duration(least + plan.minutes * 60 - budget)
-                text = f"minutes={plan.minutes:g} is too short: even with one step, the whole run takes about {needed}"
+                text = f"minutes={plan.minutes:g} is too short: even with one step, the whole run takes about {needed} from its start"
                 listener.note(Note(text, "warning"))
         for note in () if plan.has_duration else plan.surprises(steps):
             listener.note(note)
         if not introduce:
             return steps
         seconds = total_seconds(plan, left, pace, steps)
-        detail = f"{pace.step:.2g} s a step, {pace.image * 1000:.2g} ms an image without learning"
+        detail = f"{pace.step:.2g} s a step, {pace.image * 1000:.2g} ms per image for evaluation"
         listener.note(Note(f"measured: {detail}", "estimate"))
     listener.note(Note("shorter: duration=STEPS, image_size=PIXELS, a smaller MODEL", "advice"))
-    words = f"about {rough_duration(seconds)} on {device.type}"
+    words = f"about {rough_duration(seconds)} left on {device.type}"
     listener.note(Note(f"{summary(plan, left, steps)}; {words}", "summary"))
     return steps
 
@@ -148,7 +148,7 @@ def summary(plan: Plan, left: Sequence[RunLeft], steps: int | None) -> str:
 
 
 def fitting_steps(plan: Plan, pace: Pace, budget: float) -> int:
-    """Return how many steps a run may have to take so many seconds in all, its epochs limited."""
+    """Return the most steps with which a run fits a budget in seconds; the number of epochs is limited too."""
     config, data = plan.config(plan.whole, duration=1), plan.whole
     most = max(1, QUICK_EPOCHS * len(data.train) // config.batch_size)
     run = [RunLeft(data, True)]
@@ -159,7 +159,7 @@ def fitting_steps(plan: Plan, pace: Pace, budget: float) -> int:
 
 
 def total_seconds(plan: Plan, left: Sequence[RunLeft], pace: Pace, steps: int | None) -> float:
-    """Return what all runs take: features, heads, steps, what is measured meanwhile and at the end, writing."""
+    """Return the seconds that all runs take: features, heads, steps, evaluations and writing."""
     seconds = pace.features
     if plan.held_out is not None:
         seconds += len(plan.held_out) * pace.image  # a temperature is fitted once
@@ -180,7 +180,7 @@ def total_seconds(plan: Plan, left: Sequence[RunLeft], pace: Pace, steps: int | 
 
 
 def run_config(plan: Plan, data: TrainDev, steps: int | None) -> TrainConfig:
-    """Return the settings of a run of so many steps, or of as many as the plan says."""
+    """Return the settings of a run with this many steps, or with the plan's own number."""
     return plan.config(data) if steps is None else plan.config(data, duration=steps)
 
 
@@ -258,7 +258,7 @@ def seconds_to_write(parts: RunParts, path: Path, world: World) -> tuple[float, 
 
 
 def images_without_features(plan: Plan, parts: RunParts, device: torch.device) -> int:
-    """Return how many images' features are to be computed; a sweep's parts are of the same train split."""
+    """Return the number of images whose features aren't cached yet; a sweep's parts are of the same train split."""
     predictor = Predictor(parts.model, parts.preprocessing, (), device=device)
     sources = [source for source in (plan.whole.train, plan.whole.dev) if source is not None]
     return sum(len(source) for source in sources if not is_kept(predictor, source))
