@@ -68,9 +68,9 @@ def quickstart(
     if (folder / RECORD).is_file() and not force:
         listener.note(Note(f"{folder} is already finished; --force starts over", "progress"))
         try:
-            return from_json(QuickstartResult, read_object(folder / RECORD))
-        except (TypeError, ValueError, AttributeError):
-            raise InputError(f"{folder / RECORD} is damaged; --force starts over") from None
+            return from_json(QuickstartResult, read_object(folder / RECORD), folder / RECORD)
+        except InputError as error:
+            raise InputError(f"{error}; --force starts over") from None
     (folder / RECORD).unlink(missing_ok=True)  # so that an interrupted new start doesn't pass as finished
     is_whole, began = force or not folder.exists(), time.perf_counter()
 

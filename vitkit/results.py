@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
+import reprlib
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, Union
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, cast
 
 from vitkit.display import html_table, known, pictures, rows_table, short_text
+from vitkit.errors import InputError
 from vitkit.notes import worded
 
 R = TypeVar("R", bound="Result")
@@ -59,6 +63,15 @@ class Result:
         }
 
 
+class Unreadable(NamedTuple):
+    """An image that can't be read."""
+
+    image: str
+    reason: str
+    data: str = ""
+    "The DATA that it belongs to, with its split; empty for files that were given one by one."
+
+
 def _is_rows(value: Any) -> bool:
     return isinstance(value, Mapping) or (
         isinstance(value, list | tuple) and any(isinstance(entry, Result) for entry in value)
@@ -86,32 +99,92 @@ def as_json(value: Any) -> Any:
     return worded(value) if isinstance(value, str) else value
 
 
-def from_json(kind: type[R], document: Mapping[str, Any]) -> R:
-    """Return the result that `to_json` made a document of; keys that are no fields are ignored."""
-    hints = typing.get_type_hints(kind)
-    keys = {field.name: field.metadata.get("json", field.name) for field in dataclasses.fields(kind)}
-    return kind(
-        **{name: _restored(hints[name], document[key]) for name, key in keys.items() if key in document}
-    )
+def from_json(kind: type[R], document: object, path: str | os.PathLike[str] = "the document") -> R:
+    """Return the result that `to_json` made a document of; keys that are no fields are ignored.
+
+    path: the file that the document is from, which the error about a damaged one names.
+    """
+    try:
+        return cast(R, restored(kind, document))
+    except InputError as error:
+        raise InputError(f"{path} is damaged: {error}") from None
 
 
-def _restored(hint: Any, value: Any) -> Any:
+def restored(hint: Any, value: Any, name: str = "") -> Any:
+    """Return a value of JSON as the type that it was written from; the error names the field that has another type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if value is None:
-        return None
     if origin in (Union, types.UnionType):
-        *others, last = [option for option in arguments if option is not type(None)]
-        for option in others:
-            with suppress(TypeError):  # the document has not the keys of this one
-                return _restored(option, value)
-        return _restored(last, value)
-    if isinstance(hint, type) and issubclass(hint, Result):
-        return from_json(hint, value)
-    if hasattr(hint, "_make") and isinstance(value, Mapping):  # a named tuple
-        return hint(**value)
+        return _restored_option(arguments, value, name)
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_make"):
+        return _restored_fields(hint, value, name)
     if origin in (tuple, list, Sequence):
-        entries = [_restored(arguments[0], entry) for entry in value]
+        if not isinstance(value, list | tuple):
+            raise _mismatch(value, name)
+        is_fixed = origin is tuple and arguments[-1] is not Ellipsis
+        if is_fixed and len(value) != len(arguments):
+            raise _mismatch(value, name)
+        hints = arguments if is_fixed else [arguments[0]] * len(value)
+        entries = [restored(one, entry, name) for one, entry in zip(hints, value, strict=True)]
         return entries if origin is list else tuple(entries)
     if origin in (dict, Mapping):
-        return {key: _restored(arguments[1], entry) for key, entry in value.items()}
+        if not isinstance(value, Mapping):
+            raise _mismatch(value, name)
+        return {key: restored(arguments[1], entry, _inner(name, key)) for key, entry in value.items()}
+    if origin is Literal:
+        fits = value in arguments
+    elif hint is float:
+        # A whole number may be too large for a float, which formats need.
+        fits = type(value) in (int, float) and abs(value) <= sys.float_info.max
+    elif hint in (str, int, bool, None, type(None)):
+        fits = type(value) is (hint or type(None)) or (hint is str and isinstance(value, str))
+    else:
+        fits = True
+    if not fits:
+        raise _mismatch(value, name)
     return value
+
+
+def _restored_option(options: Sequence[Any], value: Any, name: str) -> Any:
+    """Return a value as the first type of a union that it fits."""
+    *others, last = [option for option in options if option is not type(None)]
+    if value is None and type(None) in options:
+        return None
+    for option in others:
+        with suppress(InputError):
+            return restored(option, value, name)
+    return restored(last, value, name)
+
+
+def _restored_fields(kind: Any, value: Any, name: str) -> Any:
+    """Return the dataclass or named tuple whose fields a document has."""
+    if not isinstance(value, Mapping):
+        raise _mismatch(value, name)
+    keys = {field: field for field in getattr(kind, "_fields", ())}
+    if not keys:
+        keys = {field.name: field.metadata.get("json", field.name) for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    found = {
+        field: restored(hints[field], value[key], _inner(name, key))
+        for field, key in keys.items()
+        if key in value
+    }
+    try:
+        return kind(**found)
+    except TypeError:  # a field that has no default
+        missing = next(
+            key for field, key in keys.items() if field not in found and not _has_default(kind, field)
+        )
+        raise InputError(f"{_inner(name, missing)!r} is missing") from None
+
+
+def _has_default(kind: Any, name: str) -> bool:
+    return inspect.signature(kind).parameters[name].default is not inspect.Parameter.empty
+
+
+def _inner(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _mismatch(value: Any, name: str) -> InputError:
+    shown = reprlib.repr(value)
+    return InputError(f"{name!r} is {shown}" if name else f"expected an object, got {shown}")

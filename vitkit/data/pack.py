@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -27,8 +27,9 @@ from vitkit.data.unreadable import BadImageRule, BadImages, Skipped, skipped_not
 from vitkit.errors import InputError
 from vitkit.files import write_file, written_whole
 from vitkit.progress import Progress, showing, telling
-from vitkit.results import Result, as_json
+from vitkit.results import Result, as_json, from_json
 from vitkit.runs import RunFolder
+from vitkit.runs.records import KINDS
 
 Format = Literal["tar", "parquet"]
 ROW_GROUP = 100
@@ -153,7 +154,9 @@ def pack(
     ):
         _check_content(folder, content)
         folder.clear()
-        known = {name: _read_record(found) for name, found in folder.record["shards"].items()}
+        manifest = folder.path / KINDS["pack"].record
+        shards = folder.record["shards"].items()
+        known = {name: from_json(ShardRecord, found, manifest) for name, found in shards}
         records = {name: one for name, one in known.items() if _size(folder.path / name) == one.bytes}
         resumed = len(records)
         skipped = {source.split: Skipped(source, rule) for source in sources}
@@ -305,7 +308,9 @@ def _keep_apart(spec: DataSpec, folder: Path) -> None:
 def _open(data: DataSpec | Source) -> tuple[list[Source], list[str]]:
     """Return the splits to pack, their labels by the classes of the first, and notes."""
     is_whole = isinstance(data, DataSpec) and data.split is None
-    sources = open_splits(data) if isinstance(data, DataSpec) and is_whole else [open_data(data, tolerate=True)]
+    sources = (
+        open_splits(data) if isinstance(data, DataSpec) and is_whole else [open_data(data, tolerate=True)]
+    )
     name = data.source if isinstance(data, DataSpec) else data.name
     notes = list(dict.fromkeys(note for source in sources for note in (*source.notes, *source.faults)))
     others = [source.split for source in sources if source.split not in MADE]
@@ -316,16 +321,12 @@ def _open(data: DataSpec | Source) -> tuple[list[Source], list[str]]:
                 f"{name} has no train, val or test, only {', '.join(others)}: "
                 f"name the split to pack, such as '{name}:{others[0]}'"
             )
-        notes.append(
-            f"{name}: skipped {', '.join(others)}; pack it alone, as '{name}:{others[0]}'"
-        )
+        notes.append(f"{name}: skipped {', '.join(others)}; pack it alone, as '{name}:{others[0]}'")
     elif others:
         notes.append("the shards' names say neither train, val nor test: open them as 'FOLDER:all'")
     sources = [match_classes(source, sources[0].class_names) for source in sources]
     if sources[0].is_multi_label:
-        raise InputError(
-            f"{name} is multi-label, and shards hold one label per image: it can't be packed"
-        )
+        raise InputError(f"{name} is multi-label, and shards hold one label per image: it can't be packed")
     return sources, notes
 
 
@@ -387,11 +388,6 @@ def _places(shard: Shard, unreadable: Sequence[Unreadable]) -> dict[int, Unreada
     known = {entry.image: entry for entry in unreadable}
     places = shard.indices.tolist() if known else []
     return {index: known[where] for index in places if (where := shard.source.where(index)) in known}
-
-
-def _read_record(found: dict[str, Any]) -> ShardRecord:
-    """Return a record as the manifest holds it."""
-    return ShardRecord(**{**found, "unreadable": tuple(Unreadable(**entry) for entry in found["unreadable"])})
 
 
 def _unreadable(records: Mapping[str, ShardRecord]) -> list[Unreadable]:

@@ -7,32 +7,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from vitkit.data.images import ROOM
 from vitkit.data.sources.source import Picture, Source, read_picture, what_is_wrong
 from vitkit.errors import InputError
+from vitkit.results import Unreadable as Unreadable
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 _CHUNK = 16
 
 
-class Unreadable(NamedTuple):
-    """An image that can't be read."""
-
-    image: str
-    reason: str
-    data: str = ""
-    "The DATA that it belongs to, with its split; empty for files that were given one by one."
-
-
 def as_unreadable(source: Source, index: int, error: Exception) -> Unreadable:
     """Return an image that could not be read, and why."""
-    where = source.where(index)
-    return Unreadable(where, what_is_wrong(where, error), opened_data(source))
+    return Unreadable(source.where(index), what_is_wrong(error), opened_data(source))
 
 
 def opened_data(source: Source) -> str:

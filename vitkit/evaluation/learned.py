@@ -27,10 +27,10 @@ def warn_if_learned(model: str, source: Source) -> list[Note]:
         if found is None or _is_apart(as_spec(found.data), source):
             return []
         learned = open_data(found.data, default="train", labelled=found.is_labelled)
-        skipped = {entry["image"] for entry in found.record.get("unreadable", ())}
+        skipped = {entry["image"] for entry in found.record["unreadable"]}
         kept = [index for index in range(len(learned)) if learned.where(index) not in skipped]
         count = shared_images(Subset(learned, np.array(kept, np.int64)), source)
-        known = mapping(found.record.get("data"))
+        known = found.record["data"]
         now = {"images": len(learned), "fingerprint": fingerprint(learned, labelled=found.is_labelled)}
     except (InputError, OSError):  # the data has moved, or the run's settings can't be read
         return []

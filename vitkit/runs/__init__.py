@@ -1,8 +1,8 @@
 """Run folders: `records` lists the files of each kind, `folder` fills, resumes and starts over, `reading` reads results."""
 
 from vitkit.runs.folder import FREE, RunFolder, accepts_data, binding, data_facts, named_path, run_name
-from vitkit.runs.reading import Evaluated, cut_metrics, list_runs, read_metrics, speed
-from vitkit.runs.records import CONFIG, RECORD, ROOT, read_config, read_record
+from vitkit.runs.reading import cut_metrics, list_runs, read_metrics, speed
+from vitkit.runs.records import CONFIG, RECORD, ROOT, Evaluated, KeptModel, read_config, read_record
 
 __all__ = [
     "CONFIG",
@@ -10,6 +10,7 @@ __all__ = [
     "RECORD",
     "ROOT",
     "Evaluated",
+    "KeptModel",
     "RunFolder",
     "accepts_data",
     "binding",

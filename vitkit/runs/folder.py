@@ -358,7 +358,7 @@ class RunFolder:
             "message": "",
             **times,
             **({} if kind.has_config else {"settings": self.settings}),
-            **kind.fields,
+            **kind.starts,
         }
 
     def _has_begun(self) -> bool:

@@ -25,6 +25,7 @@ from vitkit.runs.records import (
     METRICS,
     RECORD,
     ROOT,
+    Evaluated,
     read_config,
     read_object,
     read_record,
@@ -35,16 +36,6 @@ EVALUATION, RESULTS = "evaluation", "results.json"
 "Where `vit finetune` measures its model, as `vit eval --out` does."
 DEEPEST = len(Path("SUITE/vtab/tuning/TASK/RATE/seed-0/run").parts)
 "Folders between a list of runs and the innermost run that a command makes."
-
-
-@dataclass(frozen=True)
-class Evaluated(Result):
-    """What one evaluation found."""
-
-    metric: str
-    "Such as 'val_ema/accuracy'."
-    value: float
-    step: int
 
 
 @dataclass(frozen=True)
@@ -352,7 +343,7 @@ def _row(folder: Path, root: Path) -> RunRow:
         shown = ("status", "step", "steps", "seconds", "updated", "message")
         row = replace(row, **{field: record[field] for field in shown})
         if record["best"] is not None:
-            row = replace(row, best=from_json(Evaluated, record["best"]))
+            row = replace(row, best=from_json(Evaluated, record["best"], folder / RECORD))
         training, evaluations = _parted(read_metrics(folder))
     except InputError as error:
         return replace(row, message=str(error))

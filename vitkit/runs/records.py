@@ -11,26 +11,80 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitkit.config import read_yaml
 from vitkit.errors import InputError
+from vitkit.results import Result, Unreadable, restored
 
 ROOT = "runs"
 CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
 FORMAT = "vitkit run 1"
 "Marks a record as ours, and says its version."
+
+
+@dataclass(frozen=True)
+class Evaluated(Result):
+    """What one evaluation found."""
+
+    metric: str
+    "Such as 'val_ema/accuracy'."
+    value: float
+    step: int
+
+
+@dataclass(frozen=True)
+class KeptModel(Result):
+    """The weights that a model folder holds."""
+
+    step: int
+    sha256: str
+    "Checksum of its config and weights."
+
+
+class DataFacts(NamedTuple):
+    """What a record says of data."""
+
+    images: int
+    classes: int
+    class_names: str
+    "A digest."
+    began_with: int | None = None
+    "Images at the start, where others were accepted on resume."
+    fingerprint: str | None = None
+
+
+class Environment(NamedTuple):
+    """What a run's numbers depend on, besides its config."""
+
+    vitkit: str = ""
+    torch: str = ""
+    python: str = ""
+    device: str = ""
+    processes: int = 1
+    threads: int = 1
+    compile_seconds: float = 0.0
+
+
+class Field(NamedTuple):
+    """A field of a record."""
+
+    type: Any
+    start: Any
+    "In a new record."
+
+
 # What a list of runs shows, and its types.
 _SHOWN = {
     "status": str,
     "step": int,
     "steps": int,
-    "best": dict | None,
-    "seconds": int | float,
+    "best": Evaluated | None,
+    "seconds": float,
     "updated": str,
     "message": str,
 }
-_BEST = {"metric": str, "value": int | float, "step": int}
+_SKIPPED = Field(tuple[Unreadable, ...], [])
 
 
 @dataclass(frozen=True)
@@ -47,10 +101,14 @@ class Kind:
     "Fields that a record had before records had a format."
     has_config: bool = False
     "Settings are in config.yaml, not in the record."
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    "Fields of a new record, besides those of every kind."
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    "Besides those of every kind."
     is_data: bool = False
     "A data set, equal bytes for equal input: its record says no times, and its lock is removed when it is closed."
+
+    @property
+    def starts(self) -> dict[str, Any]:
+        return {name: field.start for name, field in self.fields.items()}
 
     @property
     def elsewhere(self) -> str:
@@ -71,18 +129,18 @@ KINDS = {
         ("name", "command", "started", "environment", "cost"),
         has_config=True,
         fields={
-            "step": 0,
-            "steps": 0,
-            "command": "",
-            "seconds": 0.0,
-            "environment": {},
-            "micro_batch": None,
-            "data": {},
-            "measured": {},
-            "best": None,
-            "models": {},
-            "cost": {},
-            "unreadable": [],
+            "step": Field(int, 0),
+            "steps": Field(int, 0),
+            "command": Field(str, ""),
+            "seconds": Field(float, 0.0),
+            "environment": Field(Environment, {}),
+            "micro_batch": Field(int | None, None),
+            "data": Field(DataFacts, {}),
+            "measured": Field(DataFacts, {}),
+            "best": Field(Evaluated | None, None),
+            "models": Field(Mapping[str, list[KeptModel]], {}),
+            "cost": Field(Mapping[str, float], {}),
+            "unreadable": _SKIPPED,
         },
     ),
     "finetune": Kind(
@@ -94,7 +152,7 @@ KINDS = {
             **_MADE_OF_A_MODEL,
         },
         ("request", "status"),
-        fields={"data": {}},
+        fields={"data": Field(DataFacts, {}), "unreadable": _SKIPPED},
     ),
     "vtab": Kind(
         "a VTAB run",
@@ -117,7 +175,12 @@ KINDS = {
         "pack.json",
         dict.fromkeys(("classes.txt", *(f"*-{'[0-9]' * 6}.{to}" for to in ("tar", "parquet")))),
         ("source", "settings", "content", "shards"),
-        fields={"source": "", "content": {}, "complete": False, "shards": {}},
+        fields={
+            "source": Field(str, ""),
+            "content": Field(Mapping[str, str], {}),
+            "complete": Field(bool, False),
+            "shards": Field(Mapping[str, Mapping[str, Any]], {}),
+        },
         is_data=True,
     ),
     # Parts of a file of features that isn't finished.
@@ -160,12 +223,16 @@ def read_record(folder: str | os.PathLike[str], kind: str = "train") -> dict[str
         raise InputError(f"{path} has format {record['format']!r}; this version reads {FORMAT!r}")
     elif record.get("kind") != kind:
         raise InputError(f"{path} is damaged: 'kind' is {record.get('kind')!r}, not {kind!r}")
+    _check_types(
+        record, _SHOWN if kind == "train" else {"status": str, "settings": Mapping[str, Any] | None}, path
+    )
+    fields = KINDS[kind].fields
+    # A field that nothing was written to yet fits.
+    written = [name for name in fields if name in record and record[name] != fields[name].start]
+    _check_types(record, {name: fields[name].type for name in written}, path)
+    record = {**KINDS[kind].starts, **record}
     if kind != "train":
-        _check_types(record, {"status": str, "settings": dict | None}, path)
         return record
-    _check_types(record, _SHOWN, path)
-    if record["best"] is not None:
-        _check_types(record["best"], _BEST, path)
     try:
         datetime.fromisoformat(record["updated"])
     except ValueError:
@@ -199,6 +266,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _check_types(record: dict[str, object], types: Mapping[str, Any], path: Path) -> None:
-    for name, kind in types.items():
-        if not isinstance(record.get(name), kind):
-            raise InputError(f"{path} is damaged: {name!r} is {record.get(name)!r}")
+    try:
+        for name, kind in types.items():
+            if name not in record:
+                raise InputError(f"it has no {name!r}")
+            restored(kind, record[name], name)
+    except InputError as error:
+        raise InputError(f"{path} is damaged: {error}") from None

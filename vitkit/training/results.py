@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from vitkit.files import digest
 from vitkit.notes import Note
 from vitkit.progress import Listener
 from vitkit.results import as_json
-from vitkit.runs import Evaluated, RunFolder, cut_metrics, read_metrics
+from vitkit.runs import Evaluated, KeptModel, RunFolder, cut_metrics, read_metrics
 from vitkit.training.build import RunParts, is_trained
 from vitkit.training.checkpoints import on_first_rank
 from vitkit.training.config import TrainConfig
@@ -248,15 +248,6 @@ class Results:
         Of equals, the later is better: on few images accuracy soon reaches its maximum while the loss still falls.
         """
         return self.world.any(self.folder is not None and (self.best is None or value >= self.best.value))
-
-
-@dataclass(frozen=True)
-class KeptModel:
-    """The weights that a model folder holds."""
-
-    step: int
-    sha256: str
-    "Checksum of its config and weights."
 
 
 class KeptModels:

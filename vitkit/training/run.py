@@ -383,7 +383,7 @@ def summary(path: Path, parts: RunParts) -> TrainResult:
         step=record["step"],
         steps=record["steps"],
         seconds=record["seconds"],
-        best=None if best is None else from_json(Evaluated, best),
+        best=None if best is None else from_json(Evaluated, best, path / RECORD),
         cost=record["cost"],
         environment=record["environment"],
         metrics={key: value for key, value in last.items() if key not in ("step", "seconds")},

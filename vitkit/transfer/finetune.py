@@ -45,6 +45,7 @@ from vitkit.runs import (
     run_name,
 )
 from vitkit.runs.folder import flatten
+from vitkit.runs.reading import FINETUNE
 from vitkit.settings import FinetuneSettings
 from vitkit.training.config import TrainConfig
 from vitkit.training.results import result_in_words, skipped_of
@@ -205,7 +206,6 @@ def finetune(
     rates: Literal["lr"] | None = "lr" if sweep else None
     request = FinetuneRequest(named, asked, tuple(made), rates, seeds)
     with following(progress, listener) as follower:
-        result = run_finetuning(
 
         def make() -> Plan:
             plan = make_plan(model, train, made, device, sweep is not None, measured)
@@ -213,6 +213,7 @@ def finetune(
                 follower.note(note)
             return plan
 
+        result = run_finetuning(
             request,
             make,
             finetuning_path(request) if run is None else named_path(run),
@@ -249,8 +250,8 @@ def run_finetuning(
     force: bool = False,
     accept_data: bool = False,
     listener: Listener | None = None,
-) -> FinetuneResult:
     introduce: bool = True,
+) -> FinetuneResult:
     """Carry out a request in its folder; `make` returns its plan, and is not called for one that is finished.
 
     The caller says the plan's notes and which images were skipped: what it asks for may be several such requests.
@@ -271,12 +272,12 @@ def run_finetuning(
                 kind="finetune",
                 force=force,
                 keeps=reads,
-                complete=lambda known: from_json(FinetuneRequest, known).to_json(),
+                complete=lambda known: from_json(FinetuneRequest, known, path / FINETUNE).to_json(),
             ) as folder,
         ):
             if folder.record["status"] == "done":
                 listener.note(Note(f"{path} is already finished; --force starts over", "progress"))
-                return from_json(FinetuneResult, folder.record)
+                return from_json(FinetuneResult, folder.record, path / FINETUNE)
             plan = make()
             folder.clear()  # not before the new one is known to be possible
             facts = data_facts(plan.num_images, plan.whole.train.class_names)
@@ -316,8 +317,8 @@ def run_plan(
     listener: Listener,
     accept_data: bool = False,
     began: float | None = None,
-) -> FinetuneResult:
     introduce: bool = True,
+) -> FinetuneResult:
     """Do the sweep, if any, then the last run with each seed."""
     once = partial(run_once, plan, device=device, accept_data=accept_data)
     trials = {rate: path / "sweep" / f"{rate:g}" for rate in (plan.rule.grid if plan.tuning else ())}

@@ -31,6 +31,7 @@ from vitkit.predictor import AnyModel, Predictor, choose_device, named_model
 from vitkit.progress import Listener, following
 from vitkit.results import from_json
 from vitkit.runs import ROOT, RunFolder, accepts_data, binding, named_path, run_name
+from vitkit.runs.records import KINDS
 from vitkit.settings import TaskSettings
 from vitkit.training.estimate import seconds_for
 from vitkit.transfer.finetune import (
@@ -38,8 +39,8 @@ from vitkit.transfer.finetune import (
     FinetuneResult,
     TriedRate,
     arguments,
-    run_finetuning,
     choose_rate,
+    run_finetuning,
 )
 from vitkit.transfer.head import FeatureNotes
 from vitkit.transfer.plan import Plan, Start, load_start, make_plan, start_notes
@@ -131,13 +132,13 @@ def run_vtab(
     accept_data: bool = False,
     listener: Listener,
     found: Mapping[str, Exercise | Missing] | None = None,
-) -> VtabResult:
     introduce: bool = True,
+) -> VtabResult:
     """Do what was asked in its run folder.
 
     found: the tasks of the folder, where the caller has opened them.
-    """
     introduce: whether to say what will be done, with which model, and how long it takes.
+    """
     data = asked.data
     check_protocol(
         asked.protocol, steps=asked.steps, seeds=asked.seeds, sweep=asked.sweep, changes=asked.changes
@@ -171,7 +172,7 @@ def run_vtab(
         keeps=reads,
         parts=task_names(data),
         is_shared=True,
-        complete=lambda known: from_json(VtabSettings, known).to_json(),
+        complete=lambda known: from_json(VtabSettings, known, folder / KINDS["vtab"].record).to_json(),
     ) as own:
         own.clear()
         own.update(status="running", message="")
@@ -348,7 +349,6 @@ def train_task(
         train: str, test: str, extra: Sequence[str], path: Path, seeds: int, is_first: bool = True
     ) -> FinetuneResult:
         every = [*changes, *extra, Change("data.evaluate", task.splits[test]), *bad_images]
-        result = run_finetuning(
 
         def make() -> Plan:
             plan = make_plan(start, opened(train), every, device, measured=opened(test))
@@ -356,6 +356,7 @@ def train_task(
                 listener.note(note)
             return plan
 
+        result = run_finetuning(
             *(FinetuneRequest(start.spec, task.splits[train], tuple(every), seeds=seeds), make),
             path,
             device=device,
@@ -408,6 +409,6 @@ def _read(folder: Path, task: Exercise | Missing) -> TaskResult | None:
 
 
 def first_line(error: Exception) -> str:
-    """Return what went wrong in one line; who isn't told by an InputError is told its type."""
+    """Return what went wrong in one line; for other errors than InputError, with the type."""
     words = (str(error).strip() or type(error).__name__).splitlines()[0]
     return words if isinstance(error, InputError) else f"{type(error).__name__}: {words}"
