@@ -98,7 +98,9 @@ def test_images_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
     assert kept.fitted is not None and kept.fitted.images == 11
 
 
-def test_a_fitted_head_keeps_its_temperature_and_one_of_an_earlier_version_has_none(tmp_path: Path) -> None:
+def test_a_fitted_head_is_kept_with_its_temperature_and_fitted_again_where_its_record_is_damaged(
+    tmp_path: Path,
+) -> None:
     start = save(tmp_path / "start", ["a", "b"])
     plan = make_plan(str(start), "digits:train[:60]", ["protocol=quick", "duration=1"], "cpu")
     config, inputs = plan.config(plan.whole), plan.inputs(plan.whole)
@@ -109,3 +111,7 @@ def test_a_fitted_head_keeps_its_temperature_and_one_of_an_earlier_version_has_n
     del record["temperature"]
     (tmp_path / "head" / FITTED).write_text(json.dumps(record))
     assert fit_head(config, inputs, None, tmp_path / "head", "cpu", Silent()).temperature is None
+    for torn in ('{"accuracy": 0.5, "sec', json.dumps(record | {"accuracy": "x"}), "[]"):
+        (tmp_path / "head" / FITTED).write_text(torn)
+        refitted = fit_head(config, inputs, None, tmp_path / "head", "cpu", Silent())
+        assert (refitted.accuracy, refitted.temperature) == (fitted.accuracy, fitted.temperature)

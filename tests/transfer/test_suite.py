@@ -20,6 +20,7 @@ import vitkit
 from tests.training.tiny_runs import Listener
 from vitkit.data.sources import vtab as vtab_source
 from vitkit.data.sources.vtab import TASKS
+from vitkit.data.unreadable import BadImageRule
 from vitkit.errors import InputError
 from vitkit.evaluation.imagenet import WORDNET_IDS
 from vitkit.evaluation.real import RealAccuracy
@@ -29,7 +30,7 @@ from vitkit.notes import kind_of
 from vitkit.transfer import suite as module
 from vitkit.transfer.finetune import HEAD_ALONE, FinetuneRequest, FinetuneResult
 from vitkit.transfer.published import ROWS, TABLE_2, TABLE_5, PublishedAccuracy, paper_size, published_columns
-from vitkit.transfer.suite import run_suite
+from vitkit.transfer.suite import FinetunedRow, real_row, run_suite
 from vitkit.transfer.suite_data import SETS, find_root
 from vitkit.transfer.vtab.document import OverallMean, TaskRow, VtabResult, VtabSettings
 
@@ -219,6 +220,25 @@ def test_reals_mean_and_deviation_are_its_own(
         "./model", "paper", "./data", device="cpu", run="mine"
     )  # nothing is left to measure with
     assert again.results["real"] == real
+
+
+@pytest.mark.parametrize("damaged", ['{"imagenet": [0.7', "[]", '{"imagenet": [0.7], "values": ["x"]}', "{}"])
+def test_damaged_accuracies_by_reassessed_labels_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    row = FinetunedRow(0.7, None, (0.7,), (), "vit", (), 1.0, "run", (), "", "imagenet:val", ("model",))
+    found = SimpleNamespace(real=RealAccuracy(0.8, images=10, left_out=0))
+    monkeypatch.setattr(module, "evaluate", lambda *_, **__: found)
+    file, source, rule = (
+        tmp_path / "known.json",
+        vitkit.open_data("digits:test"),
+        BadImageRule("skip", "setting"),
+    )
+    for _ in range(2):
+        real = real_row(file, row, tmp_path / "real.json", source, "cpu", rule, force=False)
+        assert (real.accuracy, real.values) == (0.8, (0.8,))
+        assert json.loads(file.read_text()) == {"imagenet": [0.7], "values": [0.8]}
+        file.write_text(damaged)
 
 
 @pytest.mark.slow

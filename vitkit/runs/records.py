@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from vitkit.config import read_yaml
 from vitkit.errors import InputError
-from vitkit.results import Result, Unreadable, restored
+from vitkit.results import R, Result, Unreadable, from_json, restored
 
 ROOT = "runs"
 CONFIG, RECORD, METRICS, LOCK = "config.yaml", "run.json", "metrics.jsonl", ".lock"
@@ -263,6 +263,15 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{path} is damaged: expected one JSON object")
     return found
+
+
+def read_result(kind: type[R], path: Path) -> R | None:
+    """Return what a file keeps of work that is done; None if it is missing or damaged, so that the work is done again."""
+    try:
+        found = read_object(path)
+        return from_json(kind, found, path) if found else None
+    except InputError:
+        return None
 
 
 def _check_types(record: dict[str, object], types: Mapping[str, Any], path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from vitkit.models.model import HEAD, Model
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, choose_device
 from vitkit.progress import Listener
-from vitkit.results import as_json, from_json
+from vitkit.results import Result
 from vitkit.runs import CONFIG, data_facts
+from vitkit.runs.records import read_result
 from vitkit.training.build import Inputs, build_model
 from vitkit.training.config import TrainConfig
 from vitkit.training.stop import obey
@@ -49,6 +51,18 @@ class FittedHead:
     "Images that were skipped."
 
 
+@dataclass(frozen=True)
+class HeadRecord(Result):
+    """What the folder of a fitted head keeps besides the model."""
+
+    accuracy: float | None
+    seconds: float
+    temperature: FittedTemperature | None = None
+    data: Mapping[str, object] | None = None
+    "What it was fitted on; None in folders of earlier versions."
+    unreadable: tuple[Unreadable, ...] = ()
+
+
 def fit_head(
     config: TrainConfig, inputs: Inputs, dev: Source | None, path: Path, device: str, listener: Listener
 ) -> FittedHead:
@@ -61,16 +75,11 @@ def fit_head(
     began = time.perf_counter()
     names = inputs.train.class_names
     data = data_facts(len(inputs.train), names)
-    if (path / FITTED).is_file():
-        known = json.loads((path / FITTED).read_text(encoding="utf-8"))
-        if known.get("data", data) == data or (path.parent / "run" / CONFIG).is_file():
-            skipped = tuple(Unreadable(**entry) for entry in known.get("unreadable", ()))
-            temperature = known.get("temperature")
-            divided = None if temperature is None else from_json(FittedTemperature, temperature)
-            module = None if inputs.start is None else own_module(inputs.start)
-            loaded = load_model(path, module=module)
-            return FittedHead(path, loaded, known["accuracy"], known["seconds"], divided, skipped)
-        (path / FITTED).unlink()  # a model folder alone is replaced
+    known, has_started = read_result(HeadRecord, path / FITTED), (path.parent / "run" / CONFIG).is_file()
+    if known and (known.data in (None, data) or has_started):
+        loaded = load_model(path, module=None if inputs.start is None else own_module(inputs.start))
+        return FittedHead(path, loaded, known.accuracy, known.seconds, known.temperature, known.unreadable)
+    (path / FITTED).unlink(missing_ok=True)  # a model folder alone is replaced
     model, preprocessing, _ = build_model(config, names, inputs.start)
     predictor = Predictor(model, preprocessing, (), device=choose_device(device))
     progress = FeatureNotes(listener)
@@ -94,16 +103,10 @@ def fit_head(
     seconds = time.perf_counter() - began
     fitted_on = f"held-out images of {inputs.train.data_name}"
     divided = FittedTemperature(probe.temperature_, fitted_on, probe.held_out_)
-    record = {
-        "accuracy": accuracy,
-        "seconds": seconds,
-        "temperature": divided.to_json(),
-        "data": data,
-        "unreadable": as_json(unreadable),
-    }
-    write_file(path / FITTED, json.dumps(record) + "\n")
+    record = HeadRecord(accuracy, seconds, divided, data, tuple(unreadable))
+    write_file(path / FITTED, json.dumps(record.to_json()) + "\n")
     loaded = LoadedModel(net, predictor.preprocessing, names, path.name)
-    return FittedHead(path, loaded, accuracy, seconds, divided, tuple(unreadable))
+    return FittedHead(path, loaded, accuracy, seconds, divided, record.unreadable)
 
 
 class FeatureNotes:

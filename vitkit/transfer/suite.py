@@ -29,6 +29,7 @@ from vitkit.predictor import AnyModel, choose_device, named_model
 from vitkit.progress import Listener, Silent
 from vitkit.results import Result
 from vitkit.runs import ROOT, RunFolder, accepts_data, binding, named_path, run_name
+from vitkit.runs.records import read_result
 from vitkit.training.estimate import seconds_for
 from vitkit.transfer.finetune import (
     HEAD_ALONE,
@@ -366,6 +367,14 @@ def seed_spread(values: Sequence[float], kept: str) -> tuple[float, float | None
     return (mean, None, [ONE_MODEL]) if kept == HEAD_ALONE else (mean, std, [ONE_NUMBER])
 
 
+@dataclass(frozen=True)
+class Reassessed(Result):
+    """Accuracies by reassessed labels, and those by ImageNet's own of the same models, in order of seeds."""
+
+    imagenet: tuple[float, ...]
+    values: tuple[float, ...]
+
+
 def real_row(
     file: Path,
     imagenet: FinetunedRow,
@@ -376,26 +385,24 @@ def real_row(
     force: bool,
 ) -> FinetunedRow:
     """Return ImageNet's row by reassessed labels; what was measured is kept in a file."""
-    values = None
-    if file.is_file() and not force:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        values = known["values"] if known["imagenet"] == list(imagenet.values) else None
-    if values is None:
+    known = None if force else read_result(Reassessed, file)
+    if known is None or known.imagenet != imagenet.values:
         measure = partial(
             evaluate, data=measured, real=labels, device=device, bad_images=rule, progress=False
         )
         found = [measure(model).real for model in imagenet.models]
-        values = [real.accuracy for real in found if real and real.accuracy is not None]
+        values = tuple(real.accuracy for real in found if real and real.accuracy is not None)
         if not values:
             raise InputError(f"{labels} has no label for any image of {imagenet.measured_on}")
-        write_file(file, json.dumps({"imagenet": imagenet.values, "values": values}) + "\n")
-    accuracy, std, same = seed_spread(values, imagenet.kept)
+        known = Reassessed(imagenet.values, values)
+        write_file(file, json.dumps(known.to_json()) + "\n")
+    accuracy, std, same = seed_spread(known.values, imagenet.kept)
     said = [remark for remark in imagenet.remarks if remark not in (ONE_MODEL, ONE_NUMBER)]
     return dataclasses.replace(
         imagenet,
         accuracy=accuracy,
         std=std,
-        values=tuple(values),
+        values=known.values,
         remarks=(*said, *same),
         device_hours=0.0,
     )

@@ -31,7 +31,7 @@ from vitkit.predictor import AnyModel, Predictor, choose_device, named_model
 from vitkit.progress import Listener, following
 from vitkit.results import from_json
 from vitkit.runs import ROOT, RunFolder, accepts_data, binding, named_path, run_name
-from vitkit.runs.records import KINDS
+from vitkit.runs.records import KINDS, read_result
 from vitkit.settings import TaskSettings
 from vitkit.training.estimate import seconds_for
 from vitkit.transfer.finetune import (
@@ -401,11 +401,7 @@ def _rate(rate: float) -> str:
 
 def _read(folder: Path, task: Exercise | Missing) -> TaskResult | None:
     """Return the result of a task that is done."""
-    try:
-        result = json.loads((folder / f"{task.name}.json").read_bytes())
-        return from_json(TaskResult, result) if isinstance(result["accuracy"], float | int) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return read_result(TaskResult, folder / f"{task.name}.json")
 
 
 def first_line(error: Exception) -> str:
