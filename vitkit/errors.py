@@ -10,6 +10,17 @@ class InputError(ValueError):
     """Bad input. The command line prints its one-line message and exits with status 2."""
 
 
+class CannotRead(InputError):
+    """A file or an image that can't be read, and the reason."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)  # as they are, so that it can be sent to another process
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot read {self.args[0]}: {self.reason}"
+
+
 def did_you_mean(word: str, options: Iterable[str], prefix: str = "") -> str:
     """Return '; did you mean ...?' with the closest options, each after a prefix, or an empty string.
 

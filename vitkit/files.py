@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from vitkit.errors import InputError
+from vitkit.errors import CannotRead, InputError
 
 LOCK_SECONDS = 0.5
 # Endings that a folder for output doesn't have: one was meant to be a file.
@@ -168,7 +168,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     except (OSError, ValueError):
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise InputError(f"cannot read {os.fspath(path)}: it is a pipe or a device, not a file")
+        raise CannotRead(os.fspath(path), "it is a pipe or a device, not a file")
 
 
 def digest(path: Path) -> str:

@@ -74,13 +74,14 @@ class PredictedImage(Result):
 
 
 class PredictedImages(list[PredictedImage]):
-    """What `predict` returns: a list, which notebooks show as a table with the first images."""
+    """What `predict` returns: a list, which notebooks show as a table with the first images.
 
-    @property
-    def unreadable(self) -> list[Unreadable]:
-        """The images that can't be read."""
-        bad = ((row.image, row.error) for row in self if row.error)
-        return [Unreadable(image, what_is_wrong(image, error)) for image, error in bad]
+    unreadable: the images that can't be read.
+    """
+
+    def __init__(self, rows: Iterable[PredictedImage] = (), unreadable: Iterable[Unreadable] = ()) -> None:
+        super().__init__(rows)
+        self.unreadable = list(unreadable)
 
     def _repr_html_(self) -> str:
         rows = ""
@@ -198,11 +199,7 @@ class Predictor:
         """Yield each file's most likely classes, in order, or its error where it can't be read."""
         files = list(files)
         for file, row in zip(files, self._predictions(files, top, batch_size), strict=True):
-            name = os.fspath(file)
-            if isinstance(row, InputError):
-                yield PredictedImage(name, error=str(row))
-            else:
-                yield PredictedImage(name, tuple(row))
+            yield _predicted(file, row)
 
     def logits(self, batch: Tensor) -> Tensor:
         """Return the logits of prepared images on the CPU."""
@@ -507,8 +504,10 @@ def predict(
     )
     results, tell_note = PredictedImages(), telling(progress)
     with showing(progress, "predicting") as tell:
-        for result in predictor.predict_files(files, top, batch_size):
-            results.append(result)
+        for file, row in zip(files, predictor._predictions(files, top, batch_size), strict=True):
+            results.append(_predicted(file, row))
+            if isinstance(row, InputError):
+                results.unreadable.append(Unreadable(os.fspath(file), what_is_wrong(row)))
             if tell:
                 tell(len(results), len(files))
     for line in (*predictor.notes, *skipped_notes(results.unreadable, "`unreadable` of the result")):
@@ -574,6 +573,12 @@ def _each(images: Images) -> Iterable[Any]:
     if isinstance(images, Iterable) and not isinstance(images, str | os.PathLike | bytes | Image.Image):
         return images
     return [images]
+
+
+def _predicted(file: str | os.PathLike[str], row: list[Prediction] | InputError) -> PredictedImage:
+    if isinstance(row, InputError):
+        return PredictedImage(os.fspath(file), error=str(row))
+    return PredictedImage(os.fspath(file), tuple(row))
 
 
 def _or_raise(row: Any) -> Any:

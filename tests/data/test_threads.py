@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from vitkit.data.open import open_data
+from vitkit.data.sources.source import what_is_wrong
 from vitkit.data.threads import map_in_order, work_through
+from vitkit.errors import CannotRead
 
 
 def test_results_come_in_order_whatever_takes_longer() -> None:
@@ -43,3 +46,9 @@ def test_images_come_by_index() -> None:
     found = list(work_through(source, np.arange(40), lambda picture: np.asarray(picture).sum()))
     assert [index for index, _ in found] == list(range(40))
     assert [total for _, total in found] == source.render(np.arange(40)).sum(axis=(1, 2, 3)).tolist()  # type: ignore[union-attr]
+
+
+def test_the_reason_of_an_unreadable_image_comes_from_another_process() -> None:
+    sent = pickle.loads(pickle.dumps(CannotRead("a.jpg", "it is empty")))
+    assert (str(sent), sent.reason) == ("cannot read a.jpg: it is empty", "it is empty")
+    assert what_is_wrong(sent) == "it is empty"

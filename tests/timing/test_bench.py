@@ -320,3 +320,9 @@ def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.machine.num_cores", lambda: 2)
     [line] = vitkit.bench("mu/16", **QUICK, memory=False).notes
     assert line.startswith("this machine is busy (load 64.0 on 2 cores)")
+
+
+def test_why_a_peer_lacks_a_model_is_said_without_its_name(tmp_path: Path) -> None:
+    model = vitkit.load("BiT-R50x1", device="cpu", image_size=32)
+    with pytest.raises(InputError, match=r"^it has (no|other|plain|native|only)"):
+        peers.written("torchvision", model, tmp_path)

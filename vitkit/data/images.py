@@ -19,7 +19,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitkit.errors import InputError
+from vitkit.errors import CannotRead, InputError
 from vitkit.files import check_regular
 from vitkit.models.configs import Preprocessing, Size, as_size
 
@@ -176,9 +176,9 @@ def read_image(source: ImageFile) -> Image.Image:
         raise read_error(source, error) from error
 
 
-def read_error(source: ImageFile, error: Exception) -> InputError:
+def read_error(source: ImageFile, error: Exception) -> CannotRead:
     """Return the error for an image that Pillow can't read."""
-    return InputError(f"cannot read {_name(source)}: {_reason(source, error)}")
+    return CannotRead(_name(source), _reason(source, error))
 
 
 def open_image(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:

@@ -388,7 +388,7 @@ def run_workers(loader: Loader | EvaluationLoader, chunks: Chunks) -> Generator[
                 check_sizes((shape, item.images.shape))
             yield item
     except RuntimeError as error:
-        if "exited unexpectedly" not in str(error):
+        if "exited unexpectedly" not in str(error):  # torch's words, held by tests that kill workers
             raise
         held = [loader.source.where(index) for index in marks.tolist() if index >= 0]
         raise InputError(

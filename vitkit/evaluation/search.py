@@ -141,7 +141,7 @@ def search(
     with showing(progress, "searching") as tell:
         for number, row in enumerate(predictor.embed_files(files, batch_size)):
             if isinstance(row, InputError):
-                errors[number] = what_is_wrong(os.fspath(files[number]), row)
+                errors[number] = what_is_wrong(row)
             else:
                 vectors.append(row)
             if tell:

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 from vitkit import __version__
-from vitkit.errors import InputError
+from vitkit.errors import CannotRead, InputError
 from vitkit.models.names import find_name
 from vitkit.predictor import Prediction
 from vitkit.serving import schemas
@@ -26,7 +26,6 @@ from vitkit.serving.guard import ACCEPTED, Guard, in_words
 from vitkit.serving.settings import Hosts, Keys, Limits
 from vitkit.serving.thumbnails import Thumbnails
 
-_READ = "cannot read the image's bytes: "
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _DOCS_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
@@ -351,7 +350,7 @@ def _header(engine: Engine, data: bytes) -> Header | InputError:
 
 
 def _words(error: object) -> str:
-    return str(error).removeprefix(_READ)
+    return error.reason if isinstance(error, CannotRead) else str(error)
 
 
 def _class(guess: Prediction) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from vitkit.runtimes.graph import plain_copy, require, write_onnx
 from vitkit.runtimes.onnx_runtime import OnnxSession
 from vitkit.runtimes.openvino import OpenVinoSession, has_bfloat16
 from vitkit.runtimes.session import Session
-from vitkit.timing.ways import LIBRARIES, Way
-from vitkit.weights.convert import save
+from vitkit.timing.ways import Way
+from vitkit.weights.convert import NoSuchModel, save
 
 Call = Callable[[Tensor], Tensor]
 
@@ -168,11 +168,8 @@ def check(library: str, way: Way, train: bool) -> None:
 
 
 def written(library: str, predictor: Predictor, folder: Path) -> Path:
-    """Write a model for a peer; the error is the reason why it can't have it, without names before it."""
+    """Write a model for a peer; the error is the reason why it can't have it."""
     try:
         return PEERS[library].write(predictor, folder)
-    except InputError as error:
-        words = str(error)
-        for name in (LIBRARIES[library], "transformers", "torchvision", "timm"):
-            words = words.removeprefix(f"{name} has no such model: ")
-        raise InputError(words) from error
+    except NoSuchModel as error:
+        raise InputError(error.reason) from error

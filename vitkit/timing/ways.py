@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from vitkit.models.precision import DTYPES, PRECISIONS, Precision, check_precision
 
-Library = Literal["vitkit", "timm", "transformers", "torchvision", "onnxruntime", "openvino"]
 LIBRARIES: dict[str, str] = {
     "vitkit": "vitkit",
     "timm": "timm",

@@ -33,6 +33,14 @@ from vitkit.weights.formats import FORMATS, WRITERS, format_of
 from vitkit.weights.load import load_model
 
 
+class NoSuchModel(InputError):
+    """A model that another library doesn't have, and the reason."""
+
+    def __init__(self, library: str, reason: str) -> None:
+        super().__init__(f"{library} has no such model: {reason}")
+        self.reason = reason
+
+
 class Described(Protocol):
     """A network with its metadata: a model from `vitkit.load`, or a LoadedModel."""
 
@@ -135,7 +143,7 @@ def save(
     if layout := FORMATS[to].layout:
         peer = FORMATS[to].peer
         if reason := layout.unsupported(config):
-            raise InputError(f"{peer} has no such model: {reason}")
+            raise NoSuchModel(peer, reason)
         differing = differing_numerics(config, layout.numerics(config))
         if differing and "numerics" not in accept:
             listed = ", ".join(

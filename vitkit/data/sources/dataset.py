@@ -20,7 +20,7 @@ from vitkit.data.sources.source import Files, Picture, Source, Subset, reason
 from vitkit.data.sources.vision import CONTENTS, Pixels
 from vitkit.data.spec import TORCH, DataSpec
 from vitkit.data.splits import WORDS
-from vitkit.errors import InputError
+from vitkit.errors import CannotRead, InputError
 from vitkit.notes import Note
 
 PAIR = "expected (image, label), the image a PIL image, an array or a tensor"
@@ -142,8 +142,8 @@ def _pair(data: Any, index: int, name: str) -> tuple[Any, Any]:
         with _turn:
             item = data[index]
     except Exception as error:  # the user's own code
-        where = _where(name, index)
-        raise InputError(f"cannot read {where}: {type(error).__name__}: {reason(error)}") from error
+        words = f"{type(error).__name__}: {reason(error)}"
+        raise CannotRead(_where(name, index), words) from error
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise InputError(f"{_where(name, index)} is a {type(item).__name__}; {PAIR}")
     return item[0], item[1]

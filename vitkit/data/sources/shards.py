@@ -29,7 +29,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
 from vitkit.data.threads import map_in_order
-from vitkit.errors import InputError
+from vitkit.errors import CannotRead, InputError
 
 # KEY.SUFFIX, the key up to the first dot of the file's name: what webdataset groups by.
 _NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)", re.DOTALL)
@@ -91,9 +91,8 @@ class Shards(Source):
                 raise InputError(f"cannot read {url}: {error.strerror}") from None
         if len(data) != size:
             reason = "the shard has changed" if len(data) < size else "the server answers no range requests"
-            raise InputError(
-                f"cannot read {self.where(index)}: {len(data):,} of {size:,} bytes arrived; {reason}"
-            )
+            arrived = f"{len(data):,} of {size:,} bytes arrived"
+            raise CannotRead(self.where(index), f"{arrived}; {reason}")
         return data
 
     def where(self, index: int) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vitkit.data.spec import TORCH, DataSpec
-from vitkit.errors import InputError, did_you_mean
+from vitkit.errors import CannotRead, InputError, did_you_mean
 from vitkit.files import check_regular
 from vitkit.notes import Note
 
@@ -37,9 +37,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
+        raise CannotRead(os.fspath(path), error.strerror or str(error)) from None
     except ValueError:
-        raise InputError(f"cannot read {os.fspath(path)!r}: its name has a NUL character") from None
+        raise CannotRead(repr(os.fspath(path)), "its name has a NUL character") from None
 
 
 def reason(error: Exception) -> str:
@@ -47,12 +47,9 @@ def reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def what_is_wrong(where: str, error: Exception | str) -> str:
+def what_is_wrong(error: Exception) -> str:
     """Return what an error says of an image that can't be read, without which image that is."""
-    message = str(error)
-    for name in (where, "the image's bytes"):
-        message = message.removeprefix(f"cannot read {name}: ")
-    return message
+    return error.reason if isinstance(error, CannotRead) else str(error)
 
 
 def file_key(path: str) -> str:
@@ -96,6 +93,18 @@ class Source(Dataset[tuple[Tensor, Any]]):
     def __repr__(self) -> str:
         return f"<Source {self.name}:{self.split}, images={len(self)}, classes={self.num_classes}>"
 
+    def _repr_html_(self) -> str:
+        """Return the source as notebooks show it."""
+        from vitkit.data.splits import listed
+        from vitkit.display import html_table
+
+        facts = {
+            "images": len(self),
+            "classes": f"{self.num_classes:,}: {listed(self.class_names)}",
+            "multi-label": self.is_multi_label,
+        }
+        return html_table(self.data_name, facts)
+
     @overload
     def __getitem__(self, index: slice) -> Subset: ...
 
@@ -118,8 +127,7 @@ class Source(Dataset[tuple[Tensor, Any]]):
         try:
             pixels = read_pixels(self, place)
         except InputError as error:
-            where = self.where(place)
-            raise InputError(f"cannot read {where}: {what_is_wrong(where, error)}") from error
+            raise CannotRead(self.where(place), what_is_wrong(error)) from error
         label = (
             torch.from_numpy(self.labels[place].copy()) if self.is_multi_label else int(self.labels[place])
         )
