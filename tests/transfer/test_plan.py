@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from PIL import Image
 import vitkit
 from vitkit.data.open import open_data
 from vitkit.data.pipeline import parse_pipeline
+from vitkit.data.sources.folder import open_folder
+from vitkit.data.sources.source import Source
+from vitkit.data.spec import DataSpec
 from vitkit.errors import InputError
 from vitkit.evaluation.features import load_frozen
 from vitkit.models.configs import Preprocessing, write_size
@@ -201,6 +205,20 @@ def folder_of_photos(root: Path, **classes: int) -> str:
             pixels = np.random.default_rng([number, *name.encode()]).integers(0, 256, (8, 8, 3), np.uint8)
             Image.fromarray(pixels).save(root / name / f"{name}{number}.png")
     return str(root)
+
+
+def test_the_splits_of_a_folder_are_listed_once(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def opening(path: str, spec: DataSpec, *arguments: Any) -> Source:
+        opened.append(spec.split or "")
+        return open_folder(path, spec, *arguments)
+
+    monkeypatch.setattr("vitkit.data.sources.folder.open_folder", opening)
+    make_plan(model, folder_of_photos(tmp_path, ant=20, bee=20), ["minutes=1", "image_size=8"], "cpu")
+    assert opened.count("all") == 1
 
 
 @pytest.mark.parametrize(

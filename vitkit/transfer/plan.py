@@ -187,7 +187,7 @@ class Plan:
 
     def surprises(self, steps: int | None = None) -> list[Note]:
         """Return warnings about settings of the last run, whose length is given here if the plan doesn't say it."""
-        config = self.config(self.whole, **({} if steps is None else {"duration": steps}))
+        config = self.config(self.whole) if steps is None else self.config(self.whole, duration=steps)
         total = resolve_periods(config, len(self.whole.train)).total
         size = parse_pipeline(config.data.pipeline).size or self.start.config.size
         return surprises(config, replace(self.start.config, image_size=size), total)
@@ -227,7 +227,8 @@ def make_plan(
     source = open_train(data)
     assert source.spec is not None
     evaluate = asked.get("data", {}).get("evaluate")
-    measured = open_measured(source, evaluate if measured is None else measured)
+    splits = list_splits(source.spec) if evaluate is None or source.split == "train" else []
+    measured = open_measured(source, splits, evaluate if measured is None else measured)
     test = measured.data_name if evaluate is None else str(evaluate)
     check_pair(source, measured, test)
     spec = source.spec
@@ -256,7 +257,7 @@ def make_plan(
             f"a sweep cuts its dev split from train, and {spec} is a slice or shots: leave them out"
         )
     tuning = cut_train(source, rule.dev_percent) if sweep else None
-    whole, val = TrainDev(source), open_val(source, measured)
+    whole, val = TrainDev(source), open_val(source, splits, measured)
     if protocol == "quick":
         if val is not None:
             whole = TrainDev(source, val)
@@ -339,16 +340,14 @@ def open_train(data: Data) -> Source:
     return source
 
 
-def open_measured(source: Source, evaluate: str | Source | None) -> Source:
+def open_measured(source: Source, splits: Sequence[str], evaluate: str | Source | None) -> Source:
     """Return what is reported on, its labels in the order of train's classes: as named, else the data's own split."""
     assert source.spec is not None
-    if evaluate is None:
-        splits = list_splits(source.spec)
-        if "test" not in splits and "val" not in splits:
-            raise InputError(
-                f"{source.data_name} has no images to measure on (its splits: {listed(splits) or 'none'}): name them with "
-                "data.evaluate=DATA (evaluate= in Python)"
-            )
+    if evaluate is None and "test" not in splits and "val" not in splits:
+        raise InputError(
+            f"{source.data_name} has no images to measure on (its splits: {listed(splits) or 'none'}): name them with "
+            "data.evaluate=DATA (evaluate= in Python)"
+        )
     other = source.spec.whole if evaluate is None else evaluate
     return open_data(other, default="measure", classes=source.class_names)
 
@@ -434,11 +433,11 @@ def cut_train(source: Source, percent: int) -> TrainDev:
     return TrainDev(*parts)
 
 
-def open_val(source: Source, measured: Source) -> Source | None:
+def open_val(source: Source, splits: Sequence[str], measured: Source) -> Source | None:
     """Return the data's own val split to choose by; None where there is none or it is what is reported on."""
     assert source.spec is not None
     whole = source.spec.whole
-    if source.split != "train" or "val" not in list_splits(whole):
+    if source.split != "train" or "val" not in splits:
         return None
     if measured.spec is not None and measured.spec.whole == whole and measured.split == "val":
         return None
@@ -447,7 +446,7 @@ def open_val(source: Source, measured: Source) -> Source | None:
 
 
 def typical_area(source: Source, most: int = 5) -> int:
-    """Return the pixels of an image, the median of a few; those that can't be read are somebody else's to tell."""
+    """Return the pixels of an image, the median of a few; unreadable ones are skipped."""
     if source.images is not None:
         return int(np.prod(source.images.shape[1:3]))
     areas = []
