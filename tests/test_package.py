@@ -62,13 +62,22 @@ def part_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Full names of all that a file imports, at its top, inside functions or for type checkers."""
+    """Full names of all that a file imports, at its top, inside functions or for type checkers, or uses as vitkit.NAME."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import: write it out"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (whole_name(str(node.module), alias.name) for alias in node.names)
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "vitkit"
+        ):
+            yield whole_name("vitkit", node.attr)
+
+
+def whole_name(module: str, name: str) -> str:
+    """Return where a name is defined; that of a public function is looked up."""
+    return f"{vitkit.PUBLIC.get(name, 'vitkit')}.{name}" if module == "vitkit" else f"{module}.{name}"
 
 
 def source_files() -> list[Path]:
@@ -91,6 +100,21 @@ def test_imports_keep_to_the_layers(path: Path) -> None:
     elif part in STORIES:
         assert used <= {*order, part, *BUILDS_ON.get(part, ())}
     assert part == "timing" or not PEERS & {name.split(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["from vitkit import train", "import vitkit\nvitkit.train", "import vitkit.training.run"],
+)
+def test_a_public_function_counts_as_its_module(code: str, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(code)
+    assert "training" in {name.split(".")[1] for name in imports(tmp_path / "code.py") if "." in name}
+
+
+def test_only_the_worker_of_a_study_is_started_by_name() -> None:
+    """A study's workers are processes of the command line, which a story can't import."""
+    starting = [path for path in source_files() if '"vitkit.cli.' in path.read_text(encoding="utf-8")]
+    assert {part_of(path) for path in starting} <= {"cli", "studies"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
