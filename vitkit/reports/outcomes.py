@@ -268,11 +268,9 @@ def finetuning_sections(run: Run, is_alone: bool) -> list[Html]:
     if (rate := finite(known.get("learning_rate"))) is not None:
         entries.append(("Learning rate", f"{rate:g}"))
     parts = [facts(entries, num_leads=1)]
-    tried = [
-        row
-        for row in map(mapping, rows if isinstance(rows := known.get("sweep_results"), list) else [])
-        if finite(row.get("accuracy")) is not None
-    ]
+    found = known.get("sweep_results")
+    rows_tried = map(mapping, found if isinstance(found, list) else [])
+    tried = [row for row in rows_tried if finite(row.get("accuracy")) is not None]
     if tried:
         rows = [[f"{row.get('learning_rate')}", numbers.percent(row["accuracy"])] for row in tried]
         best = next((place for place, row in enumerate(tried) if row.get("learning_rate") == rate), None)
