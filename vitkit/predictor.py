@@ -23,6 +23,7 @@ from vitkit.data.threads import Unreadable, map_in_order
 from vitkit.data.unreadable import skipped_notes
 from vitkit.display import MOST_ROWS, html_table, pictures
 from vitkit.errors import InputError
+from vitkit.files import read_text
 from vitkit.markup import element, join
 from vitkit.models.configs import Interpolation, Preprocessing, Resample, Size
 from vitkit.models.model import Model
@@ -485,11 +486,13 @@ def predict(
     merge: int | None = None,
     calibrate: Data | None = None,
     progress: bool | Progress | None = True,
+    announce: Callable[[str], None] | None = None,
 ) -> PredictedImages:
     """Return the likeliest classes of images, given as files and folders.
 
     precision, merge, calibrate: as for `load`.
     progress: False shows none; a function is called with the number of images done, and with their total.
+    announce: called with each note on the model at once; the caller then reports unreadable images itself.
     """
     files = find_images(images)
     predictor = load(
@@ -502,16 +505,20 @@ def predict(
         merge=merge,
         calibrate=calibrate,
     )
-    results, tell_note = PredictedImages(), telling(progress)
-    with showing(progress, "predicting") as tell:
+    results, tell_note = PredictedImages(), telling(progress, announce)
+    for line in predictor.notes:
+        tell_note(line)
+    is_short = progress is True and len(files) <= batch_size
+    with showing(None if is_short else progress, "predicting") as tell:
         for file, row in zip(files, predictor._predictions(files, top, batch_size), strict=True):
             results.append(_predicted(file, row))
             if isinstance(row, InputError):
                 results.unreadable.append(Unreadable(os.fspath(file), what_is_wrong(row)))
             if tell:
                 tell(len(results), len(files))
-    for line in (*predictor.notes, *skipped_notes(results.unreadable, "`unreadable` of the result")):
-        tell_note(line)
+    if announce is None:
+        for line in skipped_notes(results.unreadable, "`unreadable` of the result"):
+            tell_note(line)
     return results
 
 
@@ -548,12 +555,7 @@ def read_names(names: Names) -> tuple[str, ...]:
     """Return class names from a list, or from a text file with one a line."""
     if not isinstance(names, str | os.PathLike):
         return tuple(names)
-    try:
-        lines = Path(names).read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"the class names in {names} are not UTF-8 text") from error
-    except OSError as error:
-        raise InputError(f"cannot read the class names in {names}: {error.strerror}") from error
+    lines = read_text(names, "the class names in").split("\n")
     return tuple(lines if lines[-1] else lines[:-1])
 
 

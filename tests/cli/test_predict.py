@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from vitkit.data import images
 from vitkit.models.configs import Preprocessing
 
 NAMES = ["tabby cat", "[bold]dog[/bold]", 'a "quoted", name', "éclair", "eel", "fox", "gnu"]
@@ -234,3 +235,13 @@ def test_the_page_runs(
             exec(block, names)
     assert names["best"][0].name in NAMES
     assert names["features"].shape == (2, 32) and len(names["answers"]) == 1
+
+
+def test_images_are_looked_for_once(
+    vit: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+    find = images._images_below
+    monkeypatch.setattr(images, "_images_below", lambda path: looked.append(path) or find(path))
+    assert vit("predict", "M", str(folder)).status == 0
+    assert looked == [folder]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +24,6 @@ from vitkit.cli.options import (
 )
 from vitkit.cli.output import announcer, note, print_csv, print_json, print_table
 from vitkit.errors import InputError
-from vitkit.progress import progress_bar
 
 if TYPE_CHECKING:
     from vitkit.data.threads import Unreadable
@@ -61,27 +59,23 @@ def predict(
         raise InputError("--json and --csv both print the result: give one of them")
     size = parse_size(image_size)
 
-    from vitkit.data.images import find_images
     from vitkit.data.unreadable import skipped_notes
-    from vitkit.predictor import load
     from vitkit.predictor import predict as run_predict
 
-    files = find_images(images)  # before the model is loaded
-    predictor = load(
+    results = run_predict(
         model,
-        device=device,
-        image_size=size,
+        images,
+        top=top,
         names=names,
+        device=device,
+        batch_size=batch_size,
+        image_size=size,
         accept=accept or (),
         precision=precision,
         merge=merge,
         calibrate=calibrate,
+        announce=announcer(verbose),
     )
-    announce = announcer(verbose)
-    for line in predictor.notes:
-        announce(line)
-    with progress_bar("predicting") if len(files) > batch_size else nullcontext() as progress:
-        results = run_predict(predictor, files, top=top, batch_size=batch_size, progress=progress)
     skipped = results.unreadable
     rows = [
         (result.image, rank, guess.name, guess.index, guess.probability)
@@ -93,7 +87,7 @@ def predict(
     elif csv:
         print_csv(("image", "rank", "name", "index", "probability"), rows)
     else:
-        print_result(predictor.spec, results, skipped)
+        print_result(model, results, skipped)
     for line in skipped_notes(skipped, "--json"):
         note(line)
     if not rows or {entry.image for entry in skipped} & {str(Path(image)) for image in images}:
