@@ -13,9 +13,9 @@ from vitkit.figures.numbers import clock, is_share, metric
 from vitkit.notes import Kind, Note, is_shown, kind_of, say, visible, worded
 
 Progress = Callable[[int, int], None]
-"Told how many images are done, and of how many."
+"Called with the number of images done, and with their total."
 Tell = Callable[[str], None]
-"Told notes, each a line."
+"Called with each note."
 WARNINGS: frozenset[Kind] = frozenset({"warning", "untrained"})
 "Kinds of notes that a function prints of itself."
 LINE_EVERY = 10.0
@@ -57,7 +57,7 @@ class Silent:
 
 @contextmanager
 def showing(progress: bool | Progress | None, words: str) -> Iterator[Progress | None]:
-    """Yield whom to tell about progress: a bar or lines for True, the function that was given, or nobody."""
+    """Yield the function that takes progress: of a bar or lines for True, the one that was given, or None."""
     if progress is True and not _is_inside.get():
         with progress_bar(words) as tell:
             yield tell

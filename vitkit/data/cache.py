@@ -29,7 +29,7 @@ def cache_file(kind: str, name: str) -> Path:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write a file of the cache, with its checksum before it; a cache that can't be written to is done without."""
+    """Write a file of the cache, with its checksum before it; if the cache can't be written to, work continues without it."""
     with suppress(InputError):
         write_file(path, _checksum(data) + data)
 

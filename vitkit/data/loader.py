@@ -49,8 +49,8 @@ class Loader:
     groups of `group` neighbours, so that any share that holds whole groups gives the same pixels; from step
     `mix_until` on they are not.
 
-    Another image takes the place of an unreadable one; by `bad_images`, too many of these are an error. A process knows
-    those of its own share: with several ranks, training tells each of what the others met (`share_bad`).
+    Another image takes the place of an unreadable one; by `bad_images`, too many of these are an error. A process finds
+    those among its own images; with several ranks, training shares them (`share_bad`).
     """
 
     def __init__(

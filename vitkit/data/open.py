@@ -139,7 +139,7 @@ def stated_splits(spec: DataSpec) -> list[str]:
 def open_splits(spec: DataSpec, faults: list[str] | None = None) -> list[Source]:
     """Return every split of a DATA but those that others make up, each with the spec's slice and shots.
 
-    faults: is told of splits that can't be opened, which is an error otherwise, or where there is no other.
+    faults: collects why splits can't be opened, which is an error otherwise, or where there is no other.
     """
     check_items(spec)
     names = list_splits(spec)

@@ -73,7 +73,7 @@ class RealAccuracy(Result):
 def real_accuracy(
     predictions: np.ndarray, numbers: np.ndarray, lists: Sequence[Sequence[int]]
 ) -> RealAccuracy:
-    """Return the share of images whose prediction is among their labels; images without a label are left out."""
+    """Return the share of images whose prediction is among their labels; images without a label are skipped."""
     labels = [lists[number] for number in numbers.tolist()]
     right = [answer in known for answer, known in zip(predictions.tolist(), labels, strict=True) if known]
     return RealAccuracy(sum(right) / len(right) if right else None, len(right), len(labels) - len(right))

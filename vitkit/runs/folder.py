@@ -265,7 +265,7 @@ class RunFolder:
         self._remove_leftovers()
         known: dict[str, object] = {}
         if KINDS[self.kind].has_config:
-            with suppress(InputError):  # a damaged run.json is written anew: checkpoints hold what counts
+            with suppress(InputError):  # a damaged run.json is replaced: checkpoints hold what counts
                 known = read_record(self.path, self.kind)
         elif not self.is_new:
             known = read_record(self.path, self.kind)

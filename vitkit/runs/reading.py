@@ -53,7 +53,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The last step that the run tells of."""
+        """The last step in the metrics."""
         return int(max(line["step"] for line in self.training + self.evaluations))
 
     @property
@@ -121,7 +121,7 @@ class NoMetrics(InputError):
 
 
 def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
-    """Read the run in a folder, or those of a fine-tuning, one for each seed; and why some are left out."""
+    """Read the run in a folder, or those of a fine-tuning, one for each seed; and why some are skipped."""
     if not (path / FINETUNE).is_file():
         return _read_each([path])
     seeds = sorted(path.glob("seed-*/run"), key=lambda run: (len(run.parent.name), run))
@@ -140,7 +140,9 @@ def read_runs(path: Path) -> tuple[list[Run], list[NoMetrics]]:
     request = mapping(record.get("settings") or record.get("request"))
     for place, run in enumerate(runs):
         seed, config = run.path.parent.name, run.config
-        if start := text(request.get("model")):  # not the fitted head inside the folder, from which its steps start
+        if start := text(
+            request.get("model")
+        ):  # not the fitted head inside the folder, from which its steps start
             config = {**config, "model": {**mapping(config.get("model")), "name": start}}
         runs[place] = replace(run, name=f"{name} {seed}" if has_several else name, config=config)
         if is_done and seed == "seed-0":  # whose model and evaluation are the fine-tuning's
@@ -163,7 +165,7 @@ def _is_run(path: Path) -> bool:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder; a last line of metrics that was torn off is left out."""
+    """Read a run folder; an incomplete last line of metrics is skipped."""
     if not path.is_dir():
         near = did_you_mean(str(path), map(str, _runs_near(path)))
         raise InputError(f"no folder {str(path)!r}{near or '; expected a run, such as runs/NAME'}")
@@ -216,7 +218,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; a last one that was never finished is left out."""
+    """Return the lines of metrics.jsonl; an incomplete last one is skipped."""
     return [line for _, line in _metrics(Path(folder))]
 
 

@@ -293,7 +293,7 @@ def run_jobs(
         listener.note(Note(f"{name}:", "progress"))
         try:
             row = jobs[name].run()
-        except Exception as error:  # one row must not take the others down; it is told of and tried again
+        except Exception as error:  # one row must not take the others down; it is reported and tried again
             failures[name] = first_line(error)
             listener.note(Note(f"{name} failed: {failures[name]}", "warning"))
             continue

@@ -76,7 +76,7 @@ def _look_up(name: str, repository: str) -> tuple[Any, dict[str, str]]:
             f"datasets {datasets.__version__} may run code from the hub: pip install 'datasets>=4'"
         )
     found: list[str] = ask(name, lambda: datasets.get_dataset_split_names(repository))
-    # A name of ours is theirs too, unless they have it themselves: validation beside dev.
+    # A name of ours is theirs too, unless they have it themselves: validation next to dev.
     return datasets, {
         split if WORDS.get(split) in found else WORDS.get(split, split): split for split in found
     }

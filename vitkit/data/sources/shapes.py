@@ -407,7 +407,7 @@ def _render(label: str, numbers: Array, size: int) -> Array:
 
 
 class Shapes(Source):
-    """Scenes of shapes; `label` says what is asked of them. Indices go on beyond the length."""
+    """Scenes of shapes; `label` says what is asked of them. Indices continue beyond the length."""
 
     name = "shapes"
 

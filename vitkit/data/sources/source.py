@@ -71,7 +71,7 @@ class Source(Dataset[tuple[Tensor, Any]]):
     place: the file or folder of data that has no splits of its own, so that some are made of it.
     may_change: whether an image may differ from one reading to the next, so that nothing computed from it is kept.
     may_lack_classes: whether all images of a class may be unreadable, as where labels don't matter.
-    notes: what a verb tells of it, each one line: the split that was chosen, the order of classes, files left out.
+    notes: what a verb reports about it, each one line: the split that was chosen, the order of classes, skipped files.
     spec: the DATA that `open_data` was given, its split named; None for a source made in another way.
     """
 

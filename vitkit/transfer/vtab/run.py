@@ -206,7 +206,7 @@ def _run_tasks(
             result = learn(task)
         except KeyboardInterrupt:
             return errors, True
-        except Exception as error:  # one task must not take the others down; it is told of and tried again
+        except Exception as error:  # one task must not take the others down; it is reported and tried again
             errors[task.name] = first_line(error)
             listener.note(Note(f"{task.name} failed: {errors[task.name]}", "warning"))
             continue
