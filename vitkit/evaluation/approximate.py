@@ -12,7 +12,7 @@ import torch
 from vitkit.data.cache import cache_folder
 from vitkit.errors import InputError
 from vitkit.evaluation.embeddings import Embeddings
-from vitkit.evaluation.groups import SLACK, Pairs
+from vitkit.evaluation.groups import SLACK, SimilarPairs
 from vitkit.evaluation.neighbours import Nearest, unit_rows
 from vitkit.files import written_whole
 from vitkit.progress import Progress
@@ -48,7 +48,7 @@ class Index:
         similarities, numbers = self._graph.search(unit_rows(vectors).numpy(), count)
         return Nearest(torch.from_numpy(similarities).clamp(-1, 1), torch.from_numpy(numbers))
 
-    def similar_pairs(self, at_least: float, progress: Progress | None = None) -> Pairs:
+    def similar_pairs(self, at_least: float, progress: Progress | None = None) -> SimilarPairs:
         """Return pairs of rows whose similarity is high enough, among each row's nearest."""
         done, count = 0, len(self.embeddings)
         keys, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
@@ -66,7 +66,7 @@ class Index:
                     progress(done, count)
         # Both rows of a pair may have found it.
         found, places = np.unique(np.concatenate(keys), return_index=True)
-        return Pairs(*np.divmod(found, max(1, count)), np.concatenate(values)[places])
+        return SimilarPairs(*np.divmod(found, max(1, count)), np.concatenate(values)[places])
 
 
 def _faiss() -> Any:

@@ -17,7 +17,7 @@ SLACK = 1e-6
 _MOST_LINKS = 1 << 22
 
 
-class Pairs(NamedTuple):
+class SimilarPairs(NamedTuple):
     """Pairs of rows, each once."""
 
     first: np.ndarray
@@ -25,7 +25,7 @@ class Pairs(NamedTuple):
     similarity: np.ndarray
 
 
-def similar_pairs(rows: Tensor, at_least: float, progress: Progress | None = None) -> Iterator[Pairs]:
+def similar_pairs(rows: Tensor, at_least: float, progress: Progress | None = None) -> Iterator[SimilarPairs]:
     """Yield the pairs of rows whose cosine similarity is high enough; the rows have length one.
 
     progress: told how many pairs are compared, and of how many.
@@ -41,7 +41,7 @@ def similar_pairs(rows: Tensor, at_least: float, progress: Progress | None = Non
             if is_similar.any():
                 first, second = is_similar.nonzero(as_tuple=True)
                 values = similarities[first, second]
-                yield Pairs(*(x.cpu().numpy() for x in (first + start, second + begin, values)))
+                yield SimilarPairs(*(x.cpu().numpy() for x in (first + start, second + begin, values)))
         done += len(block) * (count - start) - len(block) * (len(block) + 1) // 2
         if progress:
             progress(done, total)
@@ -60,7 +60,7 @@ class Groups:
         self._links: list[tuple[np.ndarray, np.ndarray]] = []
         self._held = 0
 
-    def add(self, pairs: Pairs) -> None:
+    def add(self, pairs: SimilarPairs) -> None:
         self.pairs += len(pairs.first)
         np.maximum.at(self.best, pairs.first, pairs.similarity)
         np.maximum.at(self.best, pairs.second, pairs.similarity)

@@ -45,7 +45,7 @@ LOSS = "loss"
 
 
 @dataclass(frozen=True)
-class Calibration(Result):
+class Int8Calibration(Result):
     """What the ranges of int8 were measured on, and what was done about outliers."""
 
     data: str
@@ -75,7 +75,7 @@ class Exported(Result):
     source_sha256: str | None
     "Of the file with the source's weights; None for a model that was passed as an object."
     check: Check
-    calibration: Calibration | None = field(default=None, metadata={"optional": True})
+    calibration: Int8Calibration | None = field(default=None, metadata={"optional": True})
     notes: tuple[Note, ...] = ()
 
     _leads = ("out", "to", "precision", "check")
@@ -117,7 +117,9 @@ def export(
         say(f"calibrating on {learned.data_name}")
         images, what = for_calibration(learned, source.preprocessing), learned.data_name
         remedies = quantize(network, images, convolutions=to == "openvino")
-        calibration = Calibration(what, len(images), remedies.smoothed, remedies.split, remedies.kept_float)
+        calibration = Int8Calibration(
+            what, len(images), remedies.smoothed, remedies.split, remedies.kept_float
+        )
     elif labelled is not None:
         images, what = from_source(labelled, source.preprocessing), labelled.data_name
     else:

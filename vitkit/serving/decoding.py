@@ -51,7 +51,7 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 
 @dataclass(frozen=True)
-class Cost:
+class DecodingCost:
     """Seconds for each pixel and for each byte of a format."""
 
     pixel: float
@@ -64,9 +64,9 @@ class Cost:
 class DecodeTimes:
     """Predicts how long a picture takes to decode and resize, from its header."""
 
-    def __init__(self, costs: dict[str, Cost]) -> None:
+    def __init__(self, costs: dict[str, DecodingCost]) -> None:
         self._costs = costs
-        self._unknown = Cost(
+        self._unknown = DecodingCost(
             max(cost.pixel for cost in costs.values()), max(cost.byte for cost in costs.values())
         )
 
@@ -100,7 +100,7 @@ def time_decoding(
             found.append((len(data), min(_seconds(decode, data, clock) for _ in range(3))))
         (few, quick), (many, slow) = found
         byte = max(0.0, (slow - quick) / (many - few))
-        costs[kind] = Cost(max(quick - few * byte, 0.2 * quick) / SIDE**2, byte)
+        costs[kind] = DecodingCost(max(quick - few * byte, 0.2 * quick) / SIDE**2, byte)
     return DecodeTimes(costs)
 
 

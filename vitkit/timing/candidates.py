@@ -24,7 +24,7 @@ RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class CandidatePlan:
     """What another process needs to open a candidate."""
 
     way: Way
@@ -69,7 +69,7 @@ class Candidate:
     network: Network
     precision: str
     "That of the way, or of an exported graph."
-    plan: Plan | None
+    plan: CandidatePlan | None
     "None if no other process can open it."
 
     @property
@@ -137,7 +137,7 @@ def own_candidate(
         if not train:
             network.prepare(largest)
     return Candidate(
-        predictor, network, precision, None if path is None else Plan(way, path, False, config.size)
+        predictor, network, precision, None if path is None else CandidatePlan(way, path, False, config.size)
     )
 
 
@@ -145,7 +145,7 @@ def peer_candidate(predictor: Predictor, way: Way, path: Path, train: bool = Fal
     """Return what was written for a peer, opened there."""
     config = predictor.model.config
     network = peer_network(config, way, path, train)
-    return Candidate(predictor, network, way.precision, Plan(way, str(path), True, config.size))
+    return Candidate(predictor, network, way.precision, CandidatePlan(way, str(path), True, config.size))
 
 
 def peer_network(config: ModelConfig, way: Way, path: Path, train: bool = False) -> Network:
@@ -156,7 +156,7 @@ def peer_network(config: ModelConfig, way: Way, path: Path, train: bool = False)
     return network if train else network.prepare()
 
 
-def open_plan(plan: Plan, train: bool = False) -> Network:
+def open_plan(plan: CandidatePlan, train: bool = False) -> Network:
     """Return the network of a plan, in the process that measures memory."""
     if plan.is_written:
         # Memory doesn't depend on the config, which the peer's files don't have.

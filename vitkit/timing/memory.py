@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from vitkit.errors import InputError
-from vitkit.timing.candidates import Candidate, Plan, open_plan
+from vitkit.timing.candidates import Candidate, CandidatePlan, open_plan
 from vitkit.timing.peers import PEERS
 from vitkit.timing.steps import Step, make_step
 from vitkit.timing.ways import Way
@@ -74,7 +74,9 @@ def main() -> None:
     """Read a task and print its peaks as JSON."""
     task = json.load(sys.stdin)
     way = Way(**task["plan"].pop("way"))
-    plan = Plan(way, task["plan"]["path"], task["plan"]["is_written"], tuple(task["plan"]["image_size"]))
+    plan = CandidatePlan(
+        way, task["plan"]["path"], task["plan"]["is_written"], tuple(task["plan"]["image_size"])
+    )
     torch.set_num_threads(way.threads)
     if way.library in PEERS:
         importlib.import_module(PEERS[way.library].module)

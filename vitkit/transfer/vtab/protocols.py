@@ -18,7 +18,7 @@ FEWSHOT = "fewshot"
 
 
 @dataclass(frozen=True)
-class Protocol:
+class VtabProtocol:
     """Settings of all tasks alike; shares of the run keep their places when --steps shortens it."""
 
     steps: int
@@ -36,11 +36,11 @@ class Protocol:
 # ViT: B.1.1, with the warm-up of the official code. BiT: the breakpoints of its code, 100 to 500 for 1,000 images.
 # light: run_all_tasks.sh, with the model's own normalisation in place of the range 0 to 1.
 PROTOCOLS = {
-    "vit": Protocol(2500, 512, 0.01, "{name: cosine, warmup: '20%'}", 384, 384, 1.0, True),
-    "bit": Protocol(
+    "vit": VtabProtocol(2500, 512, 0.01, "{name: cosine, warmup: '20%'}", 384, 384, 1.0, True),
+    "bit": VtabProtocol(
         *(500, 512, 0.003, "{name: step, warmup: '20%', drops: ['40%', '60%', '80%']}", 384, 128, None, True)
     ),
-    "light": Protocol(
+    "light": VtabProtocol(
         *(1000, 64, 0.01, "{name: step, warmup: '8%', drops: ['30%', '60%', '90%']}", 224, 224, None, False)
     ),
 }
@@ -133,7 +133,7 @@ def operations_of(
     return flops
 
 
-def _pipeline(protocol: Protocol, task: Exercise, size: tuple[int, int]) -> str:
+def _pipeline(protocol: VtabProtocol, task: Exercise, size: tuple[int, int]) -> str:
     steps = [f"resize({write_size(size)})"]
     if protocol.augments and task.crop:
         side = protocol.small_size if task.is_small else protocol.image_size
