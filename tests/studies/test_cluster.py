@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -42,6 +43,19 @@ def test_each_worker_has_the_same_share_wherever_it_is() -> None:
 def test_where_runs_can_be(study: Path) -> None:
     with pytest.raises(InputError, match="^--on is 'slurm'; expected ray, or ray=ADDRESS"):
         run_study(study, on="slurm")
+    with pytest.raises(InputError, match="^--on is 'ray=head'; expected HOST:PORT"):
+        run_study(study, on="ray=head")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=rf"^no Ray cluster answers at 127\.0\.0\.1:{port}: "):
+            run_study(study, on=f"ray=127.0.0.1:{port}")
+
+
+def test_without_ray(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r'^--on ray needs ray: pip install "vitkit\[cluster\]"'):
+        run_study(study, on="ray")
 
 
 def processes(word: bytes) -> set[int]:

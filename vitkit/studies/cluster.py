@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from vitkit.studies.workers import ENDS, LocalWorker, Place, Report, Reports, Wo
 
 ENDED = "ended"
 "Kind of an actor's report that its worker process has ended."
+REACHED = 10.0
+"Seconds in which the head of a cluster answers."
 STORE = 100_000_000
 "Bytes of shared memory for the objects of a cluster of this machine alone, which has none of ours."
 
@@ -48,6 +51,15 @@ def connected(address: str | None) -> Iterator[Any]:
 
 def _connect(ray: Any, address: str | None) -> None:
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if address is not None:
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdecimal() and "/" not in host):
+            raise InputError(f"--on is 'ray={address}'; expected HOST:PORT, such as ray=10.0.0.1:6379")
+        try:  # Ray itself would try for many minutes
+            socket.create_connection((host.strip("[]"), int(port)), REACHED).close()
+        except OSError as error:
+            words = error.strerror or error
+            raise InputError(f"no Ray cluster answers at {address}: {words}") from None
     try:
         try:
             ray.init(address or "auto", **options)
