@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import io
 import os
 import secrets
 import shutil
@@ -169,6 +170,29 @@ def check_regular(path: str | os.PathLike[str]) -> None:
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise CannotRead(os.fspath(path), "it is a pipe or a device, not a file")
+
+
+def read_file(path: str | os.PathLike[str], what: str = "") -> bytes:
+    """Return the bytes of a file; a pipe or a device, which may never end, is refused.
+
+    what: what the file is, for errors.
+    """
+    check_regular(path)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise CannotRead(f"{what} {os.fspath(path)}".strip(), error.strerror or str(error)) from None
+    except ValueError:
+        raise CannotRead(repr(os.fspath(path)), "its name has a NUL character") from None
+
+
+def read_text(path: str | os.PathLike[str], what: str = "") -> str:
+    """Return a text in UTF-8, with or without a byte order mark, its lines ended by LF."""
+    try:
+        return io.TextIOWrapper(io.BytesIO(read_file(path, what)), encoding="utf-8-sig").read()
+    except UnicodeDecodeError:
+        raise CannotRead(f"{what} {os.fspath(path)}".strip(), "it is not UTF-8 text") from None
 
 
 def digest(path: Path) -> str:

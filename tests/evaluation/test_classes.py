@@ -175,7 +175,7 @@ def test_a_mapping_that_isn_t_there(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     assert message(read_mapping, path, PETS) == f"cannot read the mapping {path}: No such file or directory"
     path.write_bytes(b"\xff\xff")
-    assert message(read_mapping, path, PETS) == f"the mapping {path} is not UTF-8 text"
+    assert message(read_mapping, path, PETS) == f"cannot read the mapping {path}: it is not UTF-8 text"
 
 
 def test_a_mapping_of_one_to_one_reports_the_heads_classes() -> None:

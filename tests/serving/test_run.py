@@ -86,7 +86,7 @@ def test_a_public_server_without_keys_is_refused(vit: Callable[..., Any], folder
         (["--latency", "soon"], "latency is 'soon'; expected a time such as 100ms or 2s"),
         (["--latency", "0.001ms"], "can't be kept: give at least"),
         (["--max-bytes", "much"], "max_bytes is 'much'; expected a size"),
-        (["--keys", "/nowhere"], "cannot read keys from /nowhere"),
+        (["--keys", "/nowhere"], "cannot read the keys in /nowhere"),
         (["--threads", "0"], "threads"),
         (["--host", "not a host"], "cannot listen on not a host"),
     ],

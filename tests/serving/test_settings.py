@@ -79,7 +79,7 @@ def test_wrong_keys_are_refused_and_not_repeated(tmp_path: Path, text: str, word
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read keys from"):
+    with pytest.raises(InputError, match="cannot read the keys in"):
         read_keys(tmp_path / "none")
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from torchvision.io import ImageReadMode
 
 from vitkit.data.images import ROOM, orientation_of, read_image
-from vitkit.data.sources.source import Picture, Source, read_file, reason
+from vitkit.data.sources.source import Picture, Source, reason
 from vitkit.errors import InputError
+from vitkit.files import read_file
 
 _JPEG = b"\xff\xd8\xff"
 # Segments that may stand before a JPEG's frame header: tables, restart interval, APPn and comments.

@@ -11,12 +11,12 @@ from typing import Any, get_args
 from vitkit.data.images import EXTENSIONS, is_hidden
 from vitkit.data.sources.dataset import MapDataset, is_dataset, open_dataset
 from vitkit.data.sources.files import find_files, is_url, without_query
-from vitkit.data.sources.source import Absent, Source, match_classes, read_file, take
+from vitkit.data.sources.source import Absent, Source, match_classes, take
 from vitkit.data.sources.vision import DATA_SETS
 from vitkit.data.spec import BUILT_IN, HUB, TORCH, VTAB, DataSpec, as_spec
 from vitkit.data.splits import MADE, Default, choose_split, group_files, listed, made_splits
 from vitkit.errors import InputError, did_you_mean
-from vitkit.files import local_path
+from vitkit.files import local_path, read_file
 from vitkit.notes import Note
 
 Data = str | os.PathLike[str] | DataSpec | Source | MapDataset

@@ -19,13 +19,13 @@ from vitkit.data.images import ORIENTATION, open_image, read_image
 from vitkit.data.open import Data, named_data, open_data, open_splits
 from vitkit.data.sources.files import find_files, is_url
 from vitkit.data.sources.labels import parse_names
-from vitkit.data.sources.source import Picture, Source, fingerprint, match_classes, read_file
+from vitkit.data.sources.source import Picture, Source, fingerprint, match_classes
 from vitkit.data.spec import DataSpec, as_spec
 from vitkit.data.splits import MADE
 from vitkit.data.threads import Unreadable, work_through
 from vitkit.data.unreadable import BadImageRule, BadImages, Skipped, skipped_notes
 from vitkit.errors import InputError
-from vitkit.files import write_file, written_whole
+from vitkit.files import read_file, write_file, written_whole
 from vitkit.progress import Progress, showing, telling
 from vitkit.results import Result, as_json, from_json
 from vitkit.runs import RunFolder

@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vitkit.data.cache import UNREADABLE, content_hashes
-from vitkit.data.sources.source import Source, Subset, read_file, stratified_split
+from vitkit.data.sources.source import Source, Subset, stratified_split
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import read_file
 from vitkit.notes import Note
 
 Default = Literal["train", "measure"]

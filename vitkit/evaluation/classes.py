@@ -18,6 +18,7 @@ from vitkit.data.sources.source import Source, count_classes
 from vitkit.data.splits import counted, listed
 from vitkit.errors import InputError, did_you_mean
 from vitkit.evaluation.imagenet import WORDNET_IDS, imagenet_places
+from vitkit.files import read_text
 from vitkit.predictor import default_names
 
 Among = Literal["head", "data"]
@@ -158,12 +159,7 @@ def read_mapping(path: str | Path, head: HeadClasses) -> dict[str, tuple[int, ..
     the columns class and head, in which several have ';' between them or lines of their own.
     """
     path = Path(path).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"the mapping {path} is not UTF-8 text") from None
-    except OSError as error:
-        raise InputError(f"cannot read the mapping {path}: {error.strerror}") from None
+    text = read_text(path, "the mapping")
     if path.suffix.lower() not in (".json", ".csv"):
         raise InputError(f"the mapping {path} is neither .json nor .csv")
     entries = _from_json(text, path) if path.suffix.lower() == ".json" else _from_csv(text, path)

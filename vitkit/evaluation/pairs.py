@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.images import EXTENSIONS
-from vitkit.data.sources.source import Files, read_file
+from vitkit.data.sources.source import Files
 from vitkit.errors import InputError
+from vitkit.files import read_file
 
 MOST_PAIRS = 1_000_000
 "Pairs of each kind that are drawn where there are more."

@@ -14,6 +14,7 @@ import numpy as np
 from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.evaluation.imagenet import NUM_CLASSES
+from vitkit.files import read_file
 from vitkit.results import Result
 
 NUM_IMAGES = 50_000
@@ -24,10 +25,9 @@ _NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 def read_real(path: str | os.PathLike[str]) -> list[list[int]]:
     """Return the labels of each validation image, in the order of file names."""
     path = Path(path).expanduser()
+    content = read_file(path, "the ReaL labels in")
     try:
-        lists = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read the ReaL labels in {path}: {error.strerror}") from None
+        lists = json.loads(content)
     except (ValueError, RecursionError):
         raise InputError(f"the ReaL labels in {path} are not JSON") from None
     if not isinstance(lists, list) or not all(isinstance(labels, list) for labels in lists):

@@ -6,6 +6,7 @@ metrics.jsonl is read nowhere else.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import statistics
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import InputError, did_you_mean
-from vitkit.files import digest, is_locked, write_file
+from vitkit.files import digest, is_locked, read_file, write_file
 from vitkit.results import Result, from_json
 from vitkit.runs.records import (
     CONFIG,
@@ -233,12 +234,7 @@ def cut_metrics(folder: str | Path, step: int) -> None:
 def _metrics(folder: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield each whole line of metrics.jsonl as it stands and as it reads."""
     path = folder / METRICS
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    lines = read_file(path).splitlines(keepends=True) if os.path.lexists(path) else []
     for number, text in enumerate(lines, 1):
         try:
             line = json.loads(text)

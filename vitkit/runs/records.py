@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from vitkit.config import read_yaml
 from vitkit.errors import InputError
+from vitkit.files import read_file, read_text
 from vitkit.results import R, Result, Unreadable, from_json, restored
 
 ROOT = "runs"
@@ -197,16 +198,10 @@ KINDS = {
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the settings that a run was started with."""
     path = Path(folder, CONFIG)
+    if not os.path.exists(path):
+        raise InputError(f"{folder} is not a run folder: it has no {CONFIG}; `vit runs` lists runs")
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{folder} is not a run folder: it has no {CONFIG}; `vit runs` lists runs") from None
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not YAML; restore it, or remove {folder}") from None
-    try:
-        return read_yaml(text, str(path))
+        return read_yaml(read_text(path), str(path))
     except InputError as error:
         raise InputError(f"{error}; restore it, or remove {folder}") from None
 
@@ -252,12 +247,11 @@ def _completed(record: dict[str, Any], kind: str, path: Path) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read a file of one JSON object, NaN as None; {} where there is no file."""
-    try:
-        found = json.loads(path.read_bytes(), parse_constant=lambda _: None)
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(path):
         return {}
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    content = read_file(path)
+    try:
+        found = json.loads(content, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

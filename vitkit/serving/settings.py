@@ -10,9 +10,9 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitkit.errors import InputError
+from vitkit.files import read_text
 
 KEYS_VARIABLE = "VIT_KEYS"
 "Environment variable with keys, separated by commas."
@@ -70,10 +70,7 @@ def read_keys(file: str | os.PathLike[str] | None) -> Keys:
     """Return the keys in a file, one per line, and those in the environment."""
     lines = [*os.environ.get(KEYS_VARIABLE, "").split(",")]
     if file is not None:
-        try:
-            lines += Path(file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read keys from {os.fspath(file)}: {error}") from None
+        lines += read_text(file, "the keys in").splitlines()
     keys = [line.strip() for line in lines]
     keys = [key for key in keys if key and not key.startswith("#")]
     if file is not None and not keys:

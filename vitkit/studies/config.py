@@ -24,6 +24,7 @@ from vitkit.config import (
 )
 from vitkit.data.spec import as_spec
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import read_text
 from vitkit.training.config import TrainConfig
 from vitkit.training.recipes import FOLDER, head, resolve
 
@@ -207,10 +208,7 @@ def find_study(study: str | os.PathLike[str]) -> Path:
 def read_study(study: str | os.PathLike[str], changes: Changes = ()) -> Study:
     """Return a study by name or file, with its own settings changed: `["data_images=1000", "grid.seed=[0]"]`."""
     path = find_study(study)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path)
     made = as_changes(changes)
     settings = read_yaml(text, path.name)
     config = study_config(_with_changes(settings, made), path.name)

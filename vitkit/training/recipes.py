@@ -27,6 +27,7 @@ from vitkit.config import (
     type_hints,
 )
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import read_text
 from vitkit.models.configs import ModelConfig
 from vitkit.models.names import SHAPE, model_config
 from vitkit.models.own import OWN
@@ -53,7 +54,7 @@ def resolve(recipe: str | os.PathLike[str], changes: Changes = ()) -> TrainConfi
     model.name=NAME drops the recipe's settings of the model's shape, and those that the new model's family doesn't have.
     """
     path = find(recipe)
-    settings = read_yaml(_text(path), path.name)
+    settings = read_yaml(read_text(path), path.name)
     if isinstance(settings.get("objective"), str):
         settings["objective"] = {"name": settings["objective"]}
     made = as_changes(changes)
@@ -154,7 +155,7 @@ def list_recipes(pattern: str = "*") -> list[dict[str, str]]:
     if not paths:
         hint = did_you_mean(pattern, (path.stem for path in FOLDER.glob("*.yaml"))) or ";"
         raise InputError(f"no recipe matches {pattern!r}{hint} `vit recipes` lists them all")
-    return [{"name": path.stem, **head(_text(path))} for path in paths]
+    return [{"name": path.stem, **head(read_text(path))} for path in paths]
 
 
 def head(text: str) -> dict[str, str]:
@@ -173,15 +174,6 @@ def head(text: str) -> dict[str, str]:
         elif line:
             found[key] += " " + line
     return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text") from None
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -211,7 +203,7 @@ def explain(recipe: str | os.PathLike[str], changes: Changes = ()) -> Explanatio
         notes = [f"run: {recipe}"]
     else:
         config = resolve(recipe, changes)
-        about = head(find(recipe).read_text(encoding="utf-8"))
+        about = head(read_text(find(recipe)))
         notes = [f"{key}: {value}" for key, value in about.items()]
     model = _model(config, notes)
     return Explanation(config.name, tuple(_rows(config, "", model)), tuple(notes))

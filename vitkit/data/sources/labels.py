@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.sources.source import read_file
 from vitkit.data.splits import WORDS, counted, listed
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import read_file
 from vitkit.notes import Note
 
 Label = int | str

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from vitkit.data.spec import TORCH, DataSpec
 from vitkit.errors import CannotRead, InputError, did_you_mean
-from vitkit.files import check_regular
+from vitkit.files import read_file
 from vitkit.notes import Note
 
 # What `read` gives: a file, its bytes, or pixels (height, width, channels) of type uint8.
@@ -28,18 +28,6 @@ Picture = str | os.PathLike[str] | bytes | np.ndarray
 
 class Absent(InputError):
     """Data that is not where it was looked for."""
-
-
-def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the bytes of a file."""
-    check_regular(path)
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise CannotRead(os.fspath(path), error.strerror or str(error)) from None
-    except ValueError:
-        raise CannotRead(repr(os.fspath(path)), "its name has a NUL character") from None
 
 
 def reason(error: Exception) -> str:

@@ -22,6 +22,7 @@ from vitkit.data.sources.vision import open_vision
 from vitkit.data.spec import VTAB, DataSpec
 from vitkit.data.splits import Default
 from vitkit.errors import InputError, did_you_mean
+from vitkit.files import read_text
 from vitkit.notes import Note
 
 UNOFFICIAL = "not the official images"
@@ -263,12 +264,7 @@ def _read_lists(folder: Path, splits: Sequence[str], task: Task, shown: str) -> 
 
 def _read_list(path: Path, task: Task, paths: list[str], labels: list[int], faults: list[str]) -> None:
     """Add the images and labels of one list."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    lines = read_text(path).splitlines()
     listed: dict[str, set[str]] = {}
     missing: list[str] = []
     count = 0
