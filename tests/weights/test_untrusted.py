@@ -620,7 +620,9 @@ COUNTS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [(name, settings) for name, rows in COUNTS.items() for settings in rows], ids=str
+    ("name", "settings"),
+    [(name, settings) for name, rows in COUNTS.items() for settings in rows],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_no_count_or_size_of_a_config_is_taken_at_its_word(
     name: str, settings: dict[str, Any], refuse: Callable[..., str], tmp_path: Path
