@@ -349,6 +349,7 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 
 def test_shards_are_read_by_range_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -360,6 +361,14 @@ def test_shards_are_read_by_range_requests(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(Ranges, "ranges", False)
         with pytest.raises(InputError, match="the server answers no range requests"):
             source.read(0)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        Ranges.asked.clear()
+        for read in (lambda: source.read(0), lambda: open_data(f"{url}:all")):
+            with pytest.raises(
+                InputError, match=f"{re.escape(url)} is not read, since HF_HUB_OFFLINE is set: unset it"
+            ):
+                read()
+        assert not Ranges.asked
     finally:
         server.shutdown()
         server.server_close()

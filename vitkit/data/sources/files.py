@@ -95,10 +95,17 @@ def find_remote(source: str) -> list[str]:
     return found
 
 
+def is_offline() -> bool:
+    """Say whether downloads are switched off, by the Hugging Face hub's variable, which holds for all of them."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def remote(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path there."""
     import fsspec
 
+    if is_offline() and url.partition("://")[0] not in ("file", "local", "memory"):
+        raise InputError(f"{url} is not read, since HF_HUB_OFFLINE is set: unset it")
     return ask(url, lambda: fsspec.core.url_to_fs(url))
 
 

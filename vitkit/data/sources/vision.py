@@ -15,6 +15,7 @@ import numpy as np
 
 from vitkit.data.cache import cache_folder
 from vitkit.data.sources.labels import say_classes
+from vitkit.data.sources.files import is_offline
 from vitkit.data.sources.source import Absent, Files, Picture, Source, file_key, reason
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, Default, choose_split, make_split
@@ -317,11 +318,6 @@ def _layout(root: Path, row: DataSet) -> str:
         return f"expected {root / row.holds[0]}"
     held = " and ".join([", ".join(row.holds[:-1]), row.holds[-1]] if len(row.holds) > 1 else row.holds)
     return f"expected {root / row.folder}/ with {held}, or these in {root} itself"
-
-
-def is_offline() -> bool:
-    """Say whether downloads are switched off, by the Hugging Face hub's variable, which holds for all of them."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _root(spec: DataSpec) -> Path:
