@@ -244,7 +244,7 @@ def test_a_full_disk_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "onnx"], "'onnx' is not one of"),
+        (["--to", "onnx"], "Invalid value for '--to': 'onnx' is not one of"),
         (["--image-size", "big"], "--image-size is 'big'; expected a whole number or HEIGHTxWIDTH"),
         (["--image-size", "8"], "is smaller than one patch of 16"),
         (["--channels", "0"], "channels must be at least 1, not 0"),

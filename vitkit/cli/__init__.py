@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2  # a path that is too long, or a folder that may not be looked into
     except typer.TyperException as error:
         if message := error.format_message():  # bare `vit` has printed its help
-            note(f"error: {message}")
+            note(f"error: {message.replace(': Value error, ', ': ', 1)}")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
