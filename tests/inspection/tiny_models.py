@@ -6,11 +6,10 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitkit.models import build
+from tests.random_models import images_for as images_for
+from tests.random_models import make as make
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
-from vitkit.models.model import Model
 
 SHAPE: dict[str, Any] = dict(width=16, depth=3, heads=2, mlp_width=24, num_classes=5)
 VIT: dict[str, Any] = dict(SHAPE, image_size=(8, 12), patch=4)
@@ -38,21 +37,6 @@ FAMILIES: dict[str, ModelConfig] = {
     "cvt": CompactConfig(**COMPACT, positions="sine"),
     "cct": CompactConfig(**dict(SHAPE, image_size=(8, 12)), positions="none"),
 }
-
-
-def make(config: ModelConfig) -> Any:
-    """Return a model with weights large enough to tell its parts apart."""
-    torch.manual_seed(0)
-    model: Model = build(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model.eval()
-
-
-def images_for(config: ModelConfig, count: int = 2) -> Tensor:
-    return torch.randn(count, config.channels, *config.size, generator=torch.Generator().manual_seed(1))
 
 
 def steered(logits: list[dict[int, float]], **settings: Any) -> Any:

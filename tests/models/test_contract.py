@@ -8,6 +8,7 @@ import functools
 import time
 import typing
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.random_models import images_for
+from tests.random_models import make as random_model
 from vitkit.errors import InputError
 from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
-from vitkit.models.model import Model, run_in
+from vitkit.models.model import run_in
 from vitkit.models.names import model_config
 from vitkit.models.record import Record
 
@@ -78,22 +81,7 @@ every_resizable = pytest.mark.parametrize("name", [name for name in MODELS if na
 one_fast = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "cct" else pytest.mark.slow) for name in COMPILED]
 )
-
-
-def make(config: ModelConfig) -> Model:
-    """Build a model of which no trained weight, the head included, is zero."""
-    torch.manual_seed(0)
-    model = build(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model.eval()
-
-
-def images_for(config: ModelConfig, batch: int = 2, seed: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, config.channels, *config.size, generator=generator)
+make = partial(random_model, scale=0.2)
 
 
 def loss_and_gradients(model: nn.Module, forward: Any, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

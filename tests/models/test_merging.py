@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.random_models import images_for, make
 from vitkit.errors import InputError
 from vitkit.inspection.flow import gradient_rollout, rollout
 from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
 from vitkit.models.merging import count_after, match
-from vitkit.models.model import Model
 from vitkit.models.record import KINDS, Record
 from vitkit.models.vit import VisionTransformer
 
@@ -33,19 +33,6 @@ TRANSFORMERS: dict[str, ModelConfig] = {
     "cct": CompactConfig(**dict(SHAPE, image_size=(16, 20))),
 }
 every_transformer = pytest.mark.parametrize("name", TRANSFORMERS)
-
-
-def make(config: ModelConfig) -> Model:
-    torch.manual_seed(0)
-    model = build(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model.eval()
-
-
-def images_for(config: ModelConfig) -> Tensor:
-    return torch.randn(2, 3, *config.size, generator=torch.Generator().manual_seed(1))
 
 
 def slow_match(keys: np.ndarray, merge: int, num_prefix: int) -> list[list[int]]:

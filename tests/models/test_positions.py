@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 from torch import Tensor
 
+from tests import random_models
 from vitkit.models import build
 from vitkit.models.configs import CompactConfig, Resample, ViTConfig
 from vitkit.models.positions import (
@@ -30,21 +32,8 @@ GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "pos_embed_resample.npz"
 
 SHAPE: dict[str, Any] = dict(width=16, depth=2, heads=2, mlp_width=24, num_classes=5)
 VIT: dict[str, Any] = dict(SHAPE, image_size=(8, 12), patch=4)
-
-
-def make(config: Any) -> Any:
-    torch.manual_seed(0)
-    model = build(config).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model.eval()
-
-
-def images_for(config: Any) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(2, 3, *config.size, generator=generator, dtype=torch.float64)
+make = partial(random_models.make, scale=0.3, dtype=torch.float64)
+images_for = partial(random_models.images_for, dtype=torch.float64)
 
 
 def permute_patches(images: Tensor, patch: int) -> Tensor:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import vitkit
+from tests.random_models import images_for
+from tests.random_models import make as random_model
 from vitkit.errors import InputError
-from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
-from vitkit.models.model import HEAD, Model
+from vitkit.models.model import HEAD
 from vitkit.models.precision import check_precision
 from vitkit.models.record import Record
 
@@ -30,17 +32,7 @@ MODELS: dict[str, ModelConfig] = {
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
-def make(config: ModelConfig) -> Model:
-    torch.manual_seed(0)
-    model = build(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model.eval()
-
-
-def images_for(config: ModelConfig) -> Tensor:
-    return torch.randn(2, 3, *config.size, generator=torch.Generator().manual_seed(1))
+make = partial(random_model, scale=0.2)
 
 
 @every_model

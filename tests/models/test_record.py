@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.random_models import images_for, make
 from vitkit.errors import InputError
-from vitkit.models import build
 from vitkit.models.configs import CompactConfig, HybridConfig, ModelConfig, ResNetConfig, ViTConfig
-from vitkit.models.model import Model
 from vitkit.models.record import KINDS, Record
 
 SHAPE: dict[str, Any] = dict(width=16, depth=3, heads=2, mlp_width=24, num_classes=5)
@@ -28,19 +27,6 @@ TRANSFORMERS: dict[str, ModelConfig] = {
     "cct": CompactConfig(**dict(SHAPE, image_size=(8, 12))),
 }
 every_transformer = pytest.mark.parametrize("name", TRANSFORMERS)
-
-
-def make(config: ModelConfig) -> Model:
-    torch.manual_seed(0)
-    model = build(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model.eval()
-
-
-def images_for(config: ModelConfig) -> Tensor:
-    return torch.randn(2, 3, *config.size, generator=torch.Generator().manual_seed(1))
 
 
 @every_transformer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tests import random_models
 from vitkit.errors import InputError
 from vitkit.models import build
 from vitkit.models.attention.full import FullAttention
@@ -32,22 +34,8 @@ Weights = Mapping[str, Array]
 SHAPE: dict[str, Any] = dict(width=16, depth=2, heads=4, mlp_width=24, num_classes=5)
 VIT: dict[str, Any] = dict(SHAPE, image_size=(10, 15), patch=4)
 COMPACT: dict[str, Any] = dict(SHAPE, image_size=(13, 18))
-
-
-def make(config: Any) -> Any:
-    """Build a model in double precision, of which no trained weight is zero."""
-    torch.manual_seed(0)
-    model = build(config).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model.eval()
-
-
-def images_for(config: Any, batch: int = 2) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, config.channels, *config.size, generator=generator, dtype=torch.float64)
+make = partial(random_models.make, scale=0.2, dtype=torch.float64)
+images_for = partial(random_models.images_for, dtype=torch.float64)
 
 
 def weights_of(model: nn.Module) -> Weights:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 import vitkit
+from tests.random_models import images_for
 from vitkit.data.images import prepare
 from vitkit.errors import InputError
 from vitkit.models import build
@@ -81,10 +82,6 @@ def randomize(module: nn.Module, seed: int = 0) -> Any:
                 values = values * 0.2
             parameter.copy_(values)
     return module.eval()
-
-
-def images_for(config: Any, batch: int = 2) -> Tensor:
-    return torch.randn(batch, config.channels, *config.size, generator=torch.Generator().manual_seed(1))
 
 
 @torch.inference_mode()
