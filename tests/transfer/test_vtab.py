@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from vitkit.transfer.finetune import FinetuneRequest, FinetuneResult
 from vitkit.transfer.head import FeatureNotes
 from vitkit.transfer.protocols import part_changes
 from vitkit.transfer.vtab import run
-from vitkit.transfer.vtab.document import OverallMean, TaskResult, VtabResult
+from vitkit.transfer.vtab.document import OverallMean, TaskResult, VtabResult, draw
 from vitkit.transfer.vtab.protocols import PROTOCOLS, changes_of, operations_of, protocol_in_words
 from vitkit.transfer.vtab.tasks import PRACTICE, PUBLISHED, Exercise, Missing, find_exercise, group_means
 
@@ -670,3 +672,14 @@ def test_from_start_to_end_on_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert document.overall.values == values and len(values) == 2
     again = vtab(model, "shapes", **options, seeds=2)
     assert again.mean == document.mean
+
+
+def test_a_figure_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, being_read = tmp_path / "vtab.png", tmp_path / "being read"
+    figure.write_bytes(b"old")
+    os.link(figure, being_read)
+    monkeypatch.setattr("vitkit.transfer.vtab.document.bars", lambda *_: b"new")
+    overall = OverallMean("VTAB-1k", 0.5, None, (0.5,), 0)
+    document: Any = SimpleNamespace(overall=overall, tasks=(), groups=(), published=(), official_images=True)
+    draw(document, "title", figure)
+    assert (figure.read_bytes(), being_read.read_bytes()) == (b"new", b"old")

@@ -13,8 +13,8 @@ from vitkit.data.sources.vtab import TASKS, UNOFFICIAL, Group
 from vitkit.data.splits import counted
 from vitkit.data.threads import Unreadable
 from vitkit.display import png_files
-from vitkit.errors import InputError
 from vitkit.figures.bars import Bar, bars
+from vitkit.files import write_file
 from vitkit.results import Result
 from vitkit.transfer.finetune import TriedRate
 from vitkit.transfer.vtab.protocols import protocol_in_words
@@ -274,7 +274,4 @@ def draw(document: VtabResult, title: str, path: Path) -> None:
     )
     caption = f"* {UNOFFICIAL}" if published and not document.official_images else ""
     picture = bars(title, groups, tasks, [f"{row.model}, {row.source}" for row in published], caption)
-    try:
-        path.write_bytes(picture)
-    except OSError as error:
-        raise InputError(f"{path} can't be written: {error.strerror or error}") from None
+    write_file(path, picture)
