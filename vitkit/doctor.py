@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import platform
 import re
 import shutil
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit import __version__
-from vitkit.machine import cpu_name
+from vitkit.errors import first_line
+from vitkit.machine import cpu_name, num_cores
 from vitkit.results import Result
 
 # Distributions whose module has another name.
@@ -137,7 +137,7 @@ def import_or_note(module: str, problems: list[str]) -> Any:
     try:
         return importlib.import_module(module)
     except Exception as error:  # a broken package may raise anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         problem = f"{module} can't be imported: {reason}"
         if problem not in problems:
             problems.append(problem)
@@ -152,7 +152,7 @@ def extra_state(extra: str, names: list[str]) -> Extra:
 
 def devices(problems: list[str]) -> Devices:
     """Return the devices that models can run on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = num_cores()
     torch = import_or_note("torch", problems)
     if torch is None:
         return Devices(Cpu(cpu_name(), cores, None), (), False)

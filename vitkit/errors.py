@@ -21,6 +21,11 @@ class CannotRead(InputError):
         return f"cannot read {self.args[0]}: {self.reason}"
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its type if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def did_you_mean(word: str, options: Iterable[str], prefix: str = "") -> str:
     """Return '; did you mean ...?' with the closest options, each after a prefix, or an empty string.
 

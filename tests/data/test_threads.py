@@ -52,3 +52,10 @@ def test_the_reason_of_an_unreadable_image_comes_from_another_process() -> None:
     sent = pickle.loads(pickle.dumps(CannotRead("a.jpg", "it is empty")))
     assert (str(sent), sent.reason) == ("cannot read a.jpg: it is empty", "it is empty")
     assert what_is_wrong(sent) == "it is empty"
+
+
+def test_threads_are_as_many_as_the_cores_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    names = set(map_in_order(lambda _: (time.sleep(0.01), threading.current_thread().name)[1], range(40)))
+    assert len(names) == 3

@@ -11,8 +11,8 @@ from torch import Tensor
 from torchvision.io import ImageReadMode
 
 from vitkit.data.images import ROOM, orientation_of, read_image
-from vitkit.data.sources.source import Picture, Source, reason
-from vitkit.errors import InputError
+from vitkit.data.sources.source import Picture, Source
+from vitkit.errors import InputError, first_line
 from vitkit.files import read_file
 
 _JPEG = b"\xff\xd8\xff"
@@ -45,7 +45,7 @@ def read_pixels(source: Source, index: int) -> Tensor:
     except InputError:
         raise
     except Exception as error:  # a disk that fails, a source's own reader
-        raise InputError(reason(error)) from error
+        raise InputError(first_line(error)) from error
 
 
 def _decode_jpeg(data: bytes) -> Tensor | None:

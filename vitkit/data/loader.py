@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import signal
 import time
 import weakref
@@ -30,6 +29,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.threads import Unreadable
 from vitkit.data.unreadable import BadImageRule, BadImages, Skipped
 from vitkit.errors import InputError
+from vitkit.machine import num_cores
 from vitkit.models.configs import as_size
 from vitkit.world import World
 
@@ -494,5 +494,5 @@ def _share(batch_size: int, rank: int, ranks: int, group: int) -> tuple[int, int
 def _workers(workers: int | None) -> int:
     if workers is not None:
         return workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     return min(cores, 16)

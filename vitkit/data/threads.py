@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +13,7 @@ import numpy as np
 from vitkit.data.images import ROOM
 from vitkit.data.sources.source import Picture, Source, read_picture, what_is_wrong
 from vitkit.errors import InputError
+from vitkit.machine import num_cores
 from vitkit.results import Unreadable as Unreadable
 
 Item = TypeVar("Item")
@@ -48,7 +48,7 @@ def map_in_order(
     threads: one for each core, 16 at most, unless given.
     ahead: how many items are begun before the first result is taken, which bounds memory; twice the threads, unless given.
     """
-    threads = threads or min(16, os.cpu_count() or 1)
+    threads = threads or min(16, num_cores())
     ahead = 2 * threads if ahead is None else ahead
     pool = ThreadPoolExecutor(threads)
     waiting: deque[Future[Value]] = deque()

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from vitkit.config import Bounds
 from vitkit.data.images import read_image
 from vitkit.data.open import open_data
-from vitkit.data.sources.source import Source, reason
+from vitkit.data.sources.source import Source
 from vitkit.data.threads import Unreadable
-from vitkit.errors import InputError
+from vitkit.errors import InputError, first_line
 from vitkit.evaluation.features import features_digest, load_for_features
 from vitkit.evaluation.neighbours import Nearest, nearest, unit_rows
 from vitkit.files import check_regular, written_whole
@@ -306,7 +306,7 @@ def _read(path: Path, request: Callable[[], Any]) -> Any:
     except FileNotFoundError:
         raise InputError(f"no such file: {path}; `vit embed MODEL DATA --out {path}` makes one") from None
     except Exception as error:  # a damaged file may raise anything in Arrow
-        raise InputError(f"cannot read {path}: {reason(error).rstrip('.')}") from error
+        raise InputError(f"cannot read {path}: {first_line(error).rstrip('.')}") from error
 
 
 def _metadata(path: Path, file: ParquetFile) -> dict[str, Any]:
@@ -340,4 +340,4 @@ def _origin(path: Path, found: Mapping[str, Any]) -> Origin:
             unreadable=tuple(Unreadable(**entry) for entry in found["unreadable"]),
         )
     except (KeyError, TypeError, AttributeError, InputError) as error:
-        raise InputError(f"{path} has damaged metadata: {reason(error)}") from None
+        raise InputError(f"{path} has damaged metadata: {first_line(error)}") from None

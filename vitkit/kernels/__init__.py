@@ -9,6 +9,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from vitkit.errors import first_line
+
 
 def runs_triton(x: Tensor) -> bool:
     """Return whether Triton can compile for a tensor's device."""
@@ -30,7 +32,7 @@ def _probe() -> bool:
 
         _ = driver.active.utils  # the first kernel launch builds this
     except Exception as error:  # compilers fail in many ways; PyTorch's kernels always work
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         warnings.warn(f"Triton doesn't work here, so PyTorch's own kernels are used: {reason}", stacklevel=2)
         return False
     return True

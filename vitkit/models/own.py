@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import InputError
+from vitkit.errors import InputError, first_line
 from vitkit.models.configs import OwnConfig, Size, as_size
 from vitkit.models.model import Model, evaluating
 from vitkit.models.precision import DTYPES, Precision
@@ -200,7 +200,7 @@ def _blamed(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        cause = first_line(error)
         raise InputError(f"{what}: {cause}") from error
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.errors import InputError
+from vitkit.errors import InputError, first_line
 
 
 class OnnxSession:
@@ -29,7 +29,7 @@ class OnnxSession:
                 os.fspath(graph), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # the runtime has an exception of its own for each status
-            cause = str(error).strip().splitlines()[0]
+            cause = first_line(error)
             raise InputError(f"ONNX Runtime {onnxruntime.__version__} can't open {graph}: {cause}") from error
         self._input = self._session.get_inputs()[0].name
         self._outputs = [output.name for output in self._session.get_outputs()]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vitkit.errors import first_line
 from vitkit.notes import Note
 from vitkit.progress import Listener
 from vitkit.runs import RunFolder
@@ -204,7 +205,7 @@ def open_trackers(trackers: Sequence[Tracker], folder: Path, step: int, listener
         try:
             sinks.append(TRACKERS[name](folder, step))
         except Exception as error:  # such as Weights & Biases without a key
-            what = f"can't be used: {str(error).splitlines()[0]}"
+            what = f"can't be used: {first_line(error)}"
             if isinstance(error, ImportError):
                 what = 'is not installed: pip install "vitkit[track]"'
             listener.note(Note(f"{name} {what}; metrics are only in metrics.jsonl", "warning"))

@@ -27,7 +27,7 @@ from vitkit.config import (
     type_hints,
 )
 from vitkit.errors import InputError, did_you_mean
-from vitkit.files import read_text
+from vitkit.files import local_path, read_text
 from vitkit.models.configs import ModelConfig
 from vitkit.models.names import SHAPE, model_config
 from vitkit.models.own import OWN
@@ -128,7 +128,7 @@ def find(recipe: str | os.PathLike[str]) -> Path:
                 f"{place} is a fine-tuning, not a recipe; to resume it: {_finetuning_command(place)}"
             )
     if path.is_dir():
-        data = str(recipe) if str(recipe).startswith((".", "/", "~")) else f"./{recipe}"
+        data = local_path(recipe)
         raise InputError(
             f"{str(recipe)!r} is a folder, not a recipe; if it holds your images: vit finetune MODEL {data}"
         )

@@ -43,7 +43,7 @@ from vitkit.transfer.published import ROWS, PublishedAccuracy, published_columns
 from vitkit.transfer.suite_data import SETS, VTAB, duration_of, find_real, find_root, find_sets, find_vtab
 from vitkit.transfer.vtab.document import VtabResult, VtabSettings
 from vitkit.transfer.vtab.protocols import operations_of
-from vitkit.transfer.vtab.run import first_line, run_vtab
+from vitkit.transfer.vtab.run import run_vtab, what_failed
 from vitkit.transfer.vtab.tasks import Exercise
 from vitkit.weights.load import paths_in
 from vitkit.world import check_alone
@@ -294,7 +294,7 @@ def run_jobs(
         try:
             row = jobs[name].run()
         except Exception as error:  # one row must not take the others down; it is reported and tried again
-            failures[name] = first_line(error)
+            failures[name] = what_failed(error)
             listener.note(Note(f"{name} failed: {failures[name]}", "warning"))
             continue
         if row is None:

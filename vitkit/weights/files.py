@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.errors import InputError
+from vitkit.errors import InputError, first_line
 
 Tensors = dict[str, Tensor]
 Document = Mapping[str, Any]
@@ -99,7 +99,7 @@ def write_pth(path: Path, tensors: Tensors) -> None:
     try:
         torch.save(tensors, path)
     except RuntimeError as error:
-        raise OSError(0, str(error).splitlines()[0]) from error
+        raise OSError(0, first_line(error)) from error
 
 
 def write_npz(path: Path, tensors: Tensors) -> None:
@@ -166,7 +166,7 @@ def _read(path: Path, meta: bool) -> Tensors:
     except InputError:
         raise
     except Exception as error:  # every reader has its own errors for a damaged file
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        cause = first_line(error)
         raise FileError(f"{path} is damaged or not a weight file: {cause}") from None
     if not tensors:
         raise FileError(f"{path} holds no tensors")

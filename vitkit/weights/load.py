@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.config import override
-from vitkit.errors import InputError, did_you_mean
+from vitkit.errors import InputError, did_you_mean, first_line
+from vitkit.files import is_local
 from vitkit.models import build
 from vitkit.models.configs import (
     ModelConfig,
@@ -431,7 +432,7 @@ def _blaming(path: Path) -> Iterator[None]:
     except InputError as error:
         raise FileError(f"{path}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        cause = (str(error) or type(error).__name__).splitlines()[0]
+        cause = first_line(error)
         raise FileError(f"{path}: unexpected tensors or settings ({cause})") from error
 
 
@@ -496,7 +497,7 @@ def _public(row: PublicWeights, announce: Callable[[str], None]) -> FoundModel:
 
 def _looks_like_path(text: str) -> bool:
     endings = (".npz", ".safetensors", ".pth", ".pt", ".bin")
-    return text.startswith((".", "/", "~")) or Path(text).suffix in endings
+    return is_local(text) or Path(text).suffix in endings
 
 
 def _names(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitkit.errors import InputError, did_you_mean
+from vitkit.errors import InputError, did_you_mean, first_line
 from vitkit.models.configs import Interpolation
 from vitkit.models.names import IMAGENET_MEAN_STD, canonical_name, model_config, size_in_name
 
@@ -211,6 +211,6 @@ def download(
             "download it elsewhere and pass the folder"
         ) from None
     except Exception as error:  # errors of the hub and of its HTTP client
-        cause = (str(error) or type(error).__name__).splitlines()[0]
+        cause = first_line(error)
         raise InputError(f"{hub_id} could not be downloaded from the hub: {cause}") from None
     return folder

@@ -16,11 +16,11 @@ import torch
 
 from vitkit.data.images import to_pixels
 from vitkit.data.sources.labels import Label, name_classes, number_labels, say_classes
-from vitkit.data.sources.source import Files, Picture, Source, Subset, reason
+from vitkit.data.sources.source import Files, Picture, Source, Subset
 from vitkit.data.sources.vision import CONTENTS, Pixels
 from vitkit.data.spec import TORCH, DataSpec
 from vitkit.data.splits import WORDS
-from vitkit.errors import CannotRead, InputError
+from vitkit.errors import CannotRead, InputError, first_line
 from vitkit.notes import Note
 
 PAIR = "expected (image, label), the image a PIL image, an array or a tensor"
@@ -142,7 +142,7 @@ def _pair(data: Any, index: int, name: str) -> tuple[Any, Any]:
         with _turn:
             item = data[index]
     except Exception as error:  # the user's own code
-        words = f"{type(error).__name__}: {reason(error)}"
+        words = f"{type(error).__name__}: {first_line(error)}"
         raise CannotRead(_where(name, index), words) from error
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise InputError(f"{_where(name, index)} is a {type(item).__name__}; {PAIR}")

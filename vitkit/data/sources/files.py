@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.images import EXTENSIONS, is_hidden
-from vitkit.data.sources.source import reason
 from vitkit.data.splits import WORDS
-from vitkit.errors import InputError
+from vitkit.errors import InputError, first_line
 from vitkit.files import check_regular
 
 SUFFIXES = (".parquet", ".tar")
@@ -116,7 +115,7 @@ def ask(url: str, request: Callable[[], Any]) -> Any:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"cannot read {url}: {reason(error)}") from error
+        raise InputError(f"cannot read {url}: {first_line(error)}") from error
 
 
 def expand_braces(text: str) -> list[str]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitkit.data.sources.labels import Label, clean, find_names, name_classes, number_labels, say_classes
-from vitkit.data.sources.source import Source, file_key, reason
+from vitkit.data.sources.source import Source, file_key
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import Default, choose_files, make_split
-from vitkit.errors import InputError
+from vitkit.errors import InputError, first_line
 from vitkit.notes import Note
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _read(file: str, request: Callable[[], Any]) -> Any:
         return request()
     except Exception as error:  # a damaged file may raise anything in Arrow
         raise InputError(
-            f"cannot read {file}: {reason(error).rstrip('.')}; if it is cut off, copy it again"
+            f"cannot read {file}: {first_line(error).rstrip('.')}; if it is cut off, copy it again"
         ) from error
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vitkit.data.spec import TORCH, DataSpec
-from vitkit.errors import CannotRead, InputError, did_you_mean
+from vitkit.errors import CannotRead, InputError, did_you_mean, first_line
 from vitkit.files import read_file
 from vitkit.notes import Note
 
@@ -28,11 +28,6 @@ Picture = str | os.PathLike[str] | bytes | np.ndarray
 
 class Absent(InputError):
     """Data that is not where it was looked for."""
-
-
-def reason(error: Exception) -> str:
-    """Return the first line of what an error says."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def what_is_wrong(error: Exception) -> str:
@@ -270,7 +265,7 @@ def read_picture(source: Source, index: int) -> Picture:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(reason(error)) from error
+        raise InputError(first_line(error)) from error
 
 
 def image_keys(source: Source) -> np.ndarray:

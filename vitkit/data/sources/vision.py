@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.data.cache import cache_folder
-from vitkit.data.sources.labels import say_classes
 from vitkit.data.sources.files import is_offline
-from vitkit.data.sources.source import Absent, Files, Picture, Source, file_key, reason
+from vitkit.data.sources.labels import say_classes
+from vitkit.data.sources.source import Absent, Files, Picture, Source, file_key
 from vitkit.data.spec import DataSpec
 from vitkit.data.splits import MADE, Default, choose_split, make_split
-from vitkit.errors import InputError
+from vitkit.errors import InputError, first_line
 from vitkit.notes import Note
 
 
@@ -303,7 +303,7 @@ def _load(spec: DataSpec, row: DataSet, arguments: Arguments, place: Place) -> A
         with redirect_stdout(sys.stderr):
             return getattr(datasets, row.kind)(place.root, **arguments)
     except Exception as error:  # torchvision's readers and downloads raise all kinds
-        cause = place.named(reason(error))
+        cause = place.named(first_line(error))
         is_missing = any(words in cause for words in ("Dataset not found", "not present in the root"))
         if is_missing and not downloads:
             raise Absent(missing) from error

@@ -20,7 +20,7 @@ from vitkit.data.open import named_data
 from vitkit.data.splits import counted
 from vitkit.data.threads import Unreadable
 from vitkit.data.unreadable import BadImageRule, BadImages, skipped_notes
-from vitkit.errors import InputError
+from vitkit.errors import InputError, first_line
 from vitkit.evaluation.features import frozen_features, load_frozen
 from vitkit.evaluation.fewshot import FewShot
 from vitkit.figures.numbers import rough_duration
@@ -207,7 +207,7 @@ def _run_tasks(
         except KeyboardInterrupt:
             return errors, True
         except Exception as error:  # one task must not take the others down; it is reported and tried again
-            errors[task.name] = first_line(error)
+            errors[task.name] = what_failed(error)
             listener.note(Note(f"{task.name} failed: {errors[task.name]}", "warning"))
             continue
         write_file(
@@ -404,7 +404,7 @@ def _read(folder: Path, task: Exercise | Missing) -> TaskResult | None:
     return read_result(TaskResult, folder / f"{task.name}.json")
 
 
-def first_line(error: Exception) -> str:
+def what_failed(error: Exception) -> str:
     """Return what went wrong in one line; for other errors than InputError, with the type."""
-    words = (str(error).strip() or type(error).__name__).splitlines()[0]
+    words = first_line(error)
     return words if isinstance(error, InputError) else f"{type(error).__name__}: {words}"
