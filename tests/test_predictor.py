@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision.models import ResNet50_Weights
 
 import vitkit
+from tests.stand_in import stand_for_every_model
 from tests.training import tiny_runs
 from vitkit import predictor as module
 from vitkit.errors import InputError
@@ -57,22 +58,7 @@ def files(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What `load` finds whatever the name, and what it was asked for."""
-    found = SimpleNamespace(
-        model=tiny(),
-        preprocessing=PREPROCESSING,
-        class_names=None,
-        multi_label=False,
-        name="small",
-        notes=("a note",),
-        asked={},
-    )
-
-    def load_model(spec: str | Path, **settings: Any) -> SimpleNamespace:
-        found.asked = {"spec": spec, **settings}
-        return found
-
-    monkeypatch.setattr("vitkit.weights.load.load_model", load_model)
-    return found
+    return stand_for_every_model(monkeypatch, tiny(), "small", PREPROCESSING, None, "a note")
 
 
 def test_predictions_are_the_models_probabilities(small: Predictor, files: list[Path]) -> None:

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from tests.stand_in import stand_for_every_model
 from vitkit.data import images
 from vitkit.models.configs import Preprocessing
 
@@ -29,22 +30,10 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     torch.manual_seed(0)
     model = vitkit.create_model("mu/16", image_size=32, num_classes=7).eval()
     torch.nn.init.normal_(model.head.weight, std=5)
-    found = SimpleNamespace(
-        model=model,
-        preprocessing=Preprocessing(32, 0.9, "bicubic"),
-        class_names=tuple(NAMES),
-        multi_label=False,
-        name="tiny model",
-        notes=("a note on the weights",),
-        asked={},
+    preprocessing = Preprocessing(32, 0.9, "bicubic")
+    return stand_for_every_model(
+        monkeypatch, model, "tiny model", preprocessing, tuple(NAMES), "a note on the weights"
     )
-
-    def load_model(spec: str | Path, **settings: Any) -> SimpleNamespace:
-        found.asked = {"spec": spec, **settings}
-        return found
-
-    monkeypatch.setattr("vitkit.weights.load.load_model", load_model)
-    return found
 
 
 @pytest.fixture

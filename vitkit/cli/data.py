@@ -43,6 +43,7 @@ def data(
     The exit status is 1 when a split can't be opened, else 0.
     """
     from vitkit.data.report import describe_data as examine
+    from vitkit.data.splits import counted
 
     with progress_bar("reading") as progress:
         report = examine(spec, against=against, images=images, out=out, force=force, progress=progress)
@@ -58,9 +59,7 @@ def data(
     if report.refused:
         note(f"{'; '.join(report.refused)}: other commands stop; --bad-images any continues")
     elif count := report.num_unreadable:
-        note(
-            f"{count:,} {'image' if count == 1 else 'images'} can't be read; other commands skip such images"
-        )
+        note(f"{counted(count, 'image')} can't be read; other commands skip such images")
     if report.faults:
         raise typer.Exit(1)
 

@@ -138,7 +138,7 @@ def print_groups(result: DuplicatesResult) -> None:
         captions.append(f"The largest {MOST_GROUPS} groups; --json has all.")
     if mixed:
         captions.append(
-            f"{mixed:,} {'group has' if mixed == 1 else 'groups have'} images of different classes."
+            f"{counted(mixed, 'group')} {'has' if mixed == 1 else 'have'} images of different classes."
         )
     _print_images(title, "group", cells, " ".join(captions))
 

@@ -75,6 +75,8 @@ def vtab(
 
 def print_results(document: VtabResult) -> None:
     """Print tasks, groups and the overall mean in points, next to the paper's rows."""
+    from vitkit.data.splits import counted
+
     published = document.published
     rows = []
     for row in document.tasks:
@@ -84,7 +86,7 @@ def print_results(document: VtabResult) -> None:
             rows.append([row.task, row.group, ours, *theirs, remark(row, bool(published))])
     for group in document.groups:
         theirs = [points(paper.groups[group.group]) for paper in published]
-        count = f"{group.tasks} of {group.of} task{'' if group.of == 1 else 's'}"
+        count = f"{group.tasks} of {counted(group.of, 'task')}"
         rows.append([group.group, "", with_deviation(group.accuracy, group.std), *theirs, count])
     if overall := document.overall:
         theirs = [points(paper.overall) for paper in published]

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.images import ImageFile, fit, read_image
+from vitkit.data.splits import counted
 from vitkit.figures import maps as pictures
 from vitkit.figures.framed import Sheet, webp
 from vitkit.inspection.weights import captioned_filters, position_similarity
@@ -78,7 +79,7 @@ def draw_positions(predictor: Predictor) -> Drawing:
 
 def draw_distances(values: np.ndarray, uniform: float, num_images: int) -> Drawing:
     """Draw mean attention distances (layers, heads) as a chart."""
-    caption = f"Mean over {num_images:,} {'image' if num_images == 1 else 'images'}. Each point is a head."
+    caption = f"Mean over {counted(num_images, 'image')}. Each point is a head."
     image, svg = pictures.distance_picture(values, uniform), pictures.distance_svg(values, uniform)
     return Drawing("attention_distance", image, caption, svg)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,14 @@ from torch import nn
 
 from vitkit import __version__
 from vitkit.costs import PartCost, cost_of
+from vitkit.data.splits import counted
 from vitkit.data.threads import Unreadable
 from vitkit.data.unreadable import BadImageRule, BadImages, skipped_notes
 from vitkit.display import png_files
 from vitkit.errors import InputError
 from vitkit.figures import numbers
 from vitkit.figures.maps import distance_table, sentence
-from vitkit.files import check_output, write_file
+from vitkit.files import check_output, json_text, write_file
 from vitkit.inspection.asking import join_reasons
 from vitkit.inspection.drawings import Drawing, grid_in_words
 from vitkit.inspection.findings import Findings, Images, RolloutOptions, examine, examine_weights, open_images
@@ -173,7 +173,7 @@ def inspect_model(
     text = _page(given or predictor.name, predictor, found, options, accuracy)
     files = [str(folder / name) for name in (*contents, RECORD, PAGE)]
     result = _result(given, predictor, found, accuracy, str(folder / PAGE), files, list(notes))
-    record = (json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n").encode()
+    record = json_text(result.to_json()).encode()
     # The record is written first, so that all which it lists is known for an inspection's.
     contents = {RECORD: record, **contents, PAGE: text.encode("utf-8", "backslashreplace")}
     for name in contents:
@@ -264,7 +264,7 @@ def _alerts(found: Findings, predictor: Predictor) -> list[Html]:
     if not found.unreadable:
         return alerts
     count, first = len(found.unreadable), found.unreadable[0]
-    words = f"{count:,} {'image' if count == 1 else 'images'} can't be read"
+    words = f"{counted(count, 'image')} can't be read"
     return [*alerts, element("p", f"{words}, such as {first.image}: {first.reason}", class_="alert")]
 
 
