@@ -145,7 +145,16 @@ def _lines(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
     """Return a line for each run, with what it cost and all that was measured of it."""
     axes = list(dict.fromkeys(axis for row in rows for axis in row.labels))
     measures = measures_of(rows)
-    others = ["model", "parameters", "images", "images seen", "exaFLOPs", "device-hours", "images/s"]
+    others = [
+        "model",
+        "parameters",
+        "images",
+        "images seen",
+        "exaFLOPs",
+        "device-hours",
+        "images/s",
+        "GPU busy",
+    ]
     others += [f"{name}{part}" for name in measures for part in ("", " standard deviation")]
     columns = ["run", *(f"{axis} label" if axis in ("run", *others) else axis for axis in axes), *others]
     lines = []
@@ -153,6 +162,7 @@ def _lines(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
         line = [row.name, *(row.labels.get(axis, "") for axis in axes), row.model, str(row.parameters)]
         line += [str(row.images), str(row.seen), repr(row.exaflops), repr(row.device_hours)]
         line.append("" if row.images_per_second is None else f"{row.images_per_second:.1f}")
+        line.append("" if row.gpu_busy is None else f"{row.gpu_busy:.4f}")
         for name in measures:
             one = row.accuracy(name)
             line += ["" if one is None else repr(one.accuracy)]
@@ -254,7 +264,7 @@ def _with_interval(value: float, ends: tuple[float, float] | None) -> str:
 
 def _runs(rows: Sequence[StudyRow]) -> Html:
     measures = measures_of(rows)
-    numbers_of = ["parameters", "images", "seen", "compute", "hours", "images/s", *measures]
+    numbers_of = ["parameters", "images", "seen", "compute", "hours", "images/s", "GPU busy", *measures]
     lines = []
     for row in rows:
         pace = row.images_per_second
@@ -267,6 +277,7 @@ def _runs(rows: Sequence[StudyRow]) -> Html:
         ]
         line += [numbers.flops(row.exaflops), numbers.decimal(row.device_hours)]
         line.append(NOTHING if pace is None else f"{pace:,.0f}")
+        line.append(NOTHING if row.gpu_busy is None else f"{row.gpu_busy:.0%}")
         for name in measures:
             one = row.accuracy(name)
             spread = "" if one is None or one.std is None else f" ± {numbers.percent(one.std)}"
