@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import io
+import json
 import os
 import secrets
 import shutil
@@ -61,6 +62,16 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise _unwritable(path, error) from None
     with written_whole(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def json_text(document: object) -> str:
+    """Return a document as the text that JSON files hold."""
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write a JSON file atomically."""
+    write_file(path, json_text(document))
 
 
 @contextmanager

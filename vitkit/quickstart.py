@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vitkit.errors import InputError
-from vitkit.files import write_file
+from vitkit.files import write_json
 from vitkit.notes import Note
 from vitkit.progress import Listener, Silent
 from vitkit.results import Result, from_json
@@ -111,5 +110,5 @@ def quickstart(
         datetime.now(UTC).date().isoformat(),
         environment,
     )
-    write_file(folder / RECORD, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+    write_json(folder / RECORD, result.to_json())
     return result

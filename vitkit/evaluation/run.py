@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from vitkit.evaluation.learned import warn_if_learned
 from vitkit.evaluation.measured import CONFUSION, MISTAKES, Measures, Predictions, check_finite
 from vitkit.evaluation.passes import SourcePass
 from vitkit.evaluation.real import RealAccuracy, read_real, real_accuracy, validation_numbers
-from vitkit.files import check_output, digest, written_whole
+from vitkit.files import check_output, digest, write_json
 from vitkit.models.configs import Size
 from vitkit.models.model import Model, check_rgb
 from vitkit.models.precision import Precision
@@ -279,8 +278,7 @@ def _written(
     files = [] if measured is None else measured.draw(folder)
     path = folder / RESULTS
     result = replace(result, files=tuple(str(file) for file in (*files, path)))
-    with written_whole(path) as part:
-        part.write_text(json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
+    write_json(path, result.to_json())
     for old in earlier:
         if str(old) not in result.files:
             old.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from vitkit.evaluation.neighbours import unit_rows
 from vitkit.evaluation.pairs import MOST_PAIRS, Pairs, Protocol, draw_protocol, read_protocol
 from vitkit.evaluation.roc import Roc, fold_accuracies, resolved_rates, roc
 from vitkit.figures.roc import RocCurve, draw_roc
-from vitkit.files import check_output, write_file
+from vitkit.files import check_output, write_file, write_json
 from vitkit.models.configs import Size
 from vitkit.notes import Note, worded
 from vitkit.predictor import AnyModel, Predictor
@@ -326,5 +325,5 @@ def _written(
     curve = RocCurve(f"AUC {rates.auc:.4f}", rates.far, rates.tar)
     title = f"{result.identities} identities, {len(pairs):,} pairs"
     write_file(paths[0], draw_roc(title, [curve], scores[pairs.is_same], scores[~pairs.is_same]))
-    write_file(paths[1], json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
+    write_json(paths[1], result.to_json())
     return result

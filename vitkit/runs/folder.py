@@ -45,7 +45,7 @@ from typing import Any, Self
 
 from vitkit.config import merge, write_yaml
 from vitkit.errors import InputError
-from vitkit.files import is_alone, is_locked, sync, take_lock, write_file
+from vitkit.files import is_alone, is_locked, sync, take_lock, write_file, write_json
 from vitkit.runs.records import (
     CONFIG,
     FORMAT,
@@ -224,8 +224,7 @@ class RunFolder:
         if not KINDS[self.kind].is_data:
             self.record["updated"] = _now()
         if not self.is_stale:
-            text = json.dumps(self.record, indent=2, allow_nan=False)
-            write_file(self.path / KINDS[self.kind].record, text + "\n")
+            write_json(self.path / KINDS[self.kind].record, self.record)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; numbers that are not finite become null, since JSON has none."""

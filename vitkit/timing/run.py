@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from vitkit.data.sources.source import Source
 from vitkit.errors import InputError
 from vitkit.evaluation.run import evaluate
 from vitkit.figures.scatter import Point, scatter
-from vitkit.files import check_output, write_file
+from vitkit.files import check_output, write_file, write_json
 from vitkit.machine import busy_note, cpu_name
 from vitkit.models.configs import OwnConfig, Size, as_size
 from vitkit.models.own import OWN
@@ -295,7 +294,7 @@ def _written(result: BenchResult, folder: Path) -> BenchResult:
     write_file(folder / TABLE, as_markdown(result))
     write_file(folder / COLUMNS, as_csv(result.rows))
     write_file(folder / PICTURE, picture(result))
-    write_file(folder / DOCUMENT, json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
+    write_json(folder / DOCUMENT, result.to_json())
     return result
 
 

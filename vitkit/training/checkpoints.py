@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from vitkit.errors import InputError
-from vitkit.files import digest, sync
+from vitkit.files import digest, json_text, sync
 from vitkit.notes import Note
 
 Result = TypeVar("Result")
@@ -317,9 +317,9 @@ def _finish(part: Path, path: Path, state: Mapping[str, Any], files: dict[str, d
             raise InputError(
                 f"{path.parent} is not the same folder for all ranks; use one on a shared file system"
             )
-    (part / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    (part / STATE).write_text(json_text(state), encoding="utf-8")
     files |= _digests(part, iter([part / STATE, part / ".metadata"]))
-    (part / MANIFEST).write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
+    (part / MANIFEST).write_text(json_text({"files": files}), encoding="utf-8")
     sync(part / STATE, part / MANIFEST, part)
     if path.exists():
         old = path.with_name(f".{path.name}.old")

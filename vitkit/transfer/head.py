@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from vitkit.data.unreadable import BadImageRule
 from vitkit.evaluation.features import frozen_features
 from vitkit.evaluation.probe import Probe
 from vitkit.evaluation.temperature import FittedTemperature
-from vitkit.files import write_file
+from vitkit.files import write_json
 from vitkit.models.model import HEAD, Model
 from vitkit.notes import Note
 from vitkit.predictor import Predictor, choose_device
@@ -104,7 +103,7 @@ def fit_head(
     fitted_on = f"held-out images of {inputs.train.data_name}"
     divided = FittedTemperature(probe.temperature_, fitted_on, probe.held_out_)
     record = HeadRecord(accuracy, seconds, divided, data, tuple(unreadable))
-    write_file(path / FITTED, json.dumps(record.to_json()) + "\n")
+    write_json(path / FITTED, record.to_json())
     loaded = LoadedModel(net, predictor.preprocessing, names, path.name)
     return FittedHead(path, loaded, accuracy, seconds, divided, record.unreadable)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from vitkit.errors import InputError
 from vitkit.evaluation.metrics import mean_and_spread
 from vitkit.evaluation.run import evaluate
 from vitkit.figures.numbers import rough_duration
-from vitkit.files import write_file
+from vitkit.files import write_file, write_json
 from vitkit.notes import Note
 from vitkit.predictor import AnyModel, choose_device, named_model
 from vitkit.progress import Listener, Silent
@@ -395,7 +394,7 @@ def real_row(
         if not values:
             raise InputError(f"{labels} has no label for any image of {imagenet.measured_on}")
         known = Reassessed(imagenet.values, values)
-        write_file(file, json.dumps(known.to_json()) + "\n")
+        write_json(file, known.to_json())
     accuracy, std, same = seed_spread(known.values, imagenet.kept)
     said = [remark for remark in imagenet.remarks if remark not in (ONE_MODEL, ONE_NUMBER)]
     return dataclasses.replace(

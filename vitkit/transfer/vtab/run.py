@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from vitkit.errors import InputError, first_line
 from vitkit.evaluation.features import frozen_features, load_frozen
 from vitkit.evaluation.fewshot import FewShot
 from vitkit.figures.numbers import rough_duration
-from vitkit.files import write_file
+from vitkit.files import write_json
 from vitkit.models.configs import ModelConfig
 from vitkit.notes import Note, kind_of
 from vitkit.predictor import AnyModel, Predictor, choose_device, named_model
@@ -210,9 +209,7 @@ def _run_tasks(
             errors[task.name] = what_failed(error)
             listener.note(Note(f"{task.name} failed: {errors[task.name]}", "warning"))
             continue
-        write_file(
-            folder / f"{task.name}.json", json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"
-        )
+        write_json(folder / f"{task.name}.json", result.to_json())
         listener.note(Note(f"{task.name}: {result.accuracy:.2%}", "progress"))
     return errors, False
 
