@@ -179,7 +179,9 @@ def cost(
     given = {name: value for name, value in asked.items() if value is not None}
     if isinstance(model, str):
         if "@" in model or os.path.exists(model):
-            raise InputError(f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}")
+            raise InputError(
+                f"vit cost takes the name of a model such as B/16, not weights or a path: {model!r}"
+            )
         name, base = model, model_config(model)
     else:
         known = getattr(getattr(model, "model", model), "config", None)
@@ -191,7 +193,9 @@ def cost(
         base, name = known, find_name(known) or type(getattr(model, "model", model)).__name__
     if attention is not None and not isinstance(base, ViTConfig):
         raise InputError(f"{name} has one kind of attention or none: --attention is for ViTs and hybrids")
-    config = model_config(model, **given) if isinstance(model, str) else override(base, given, f"model {name}")
+    config = (
+        model_config(model, **given) if isinstance(model, str) else override(base, given, f"model {name}")
+    )
     found = cost_of(config)
     return CostReport(
         name,

@@ -78,7 +78,9 @@ def _is_apart(learned: DataSpec, source: Source) -> bool:
         split = WORDS.get(learned.split or "train", learned.split)
         if "all" in (split, source.split) or split == source.split:
             return False
-        return not learned.is_path or bool(stated_splits(learned))  # of a folder, made splits change with its images
+        return not learned.is_path or bool(
+            stated_splits(learned)
+        )  # of a folder, made splits change with its images
     paths, others = ([Path(_place(one)) for one in each.paths] for each in (learned, spec))
     return not any(
         path.is_relative_to(other) or other.is_relative_to(path) for path in paths for other in others
