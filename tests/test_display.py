@@ -163,6 +163,14 @@ def test_a_predictor_says_what_it_is() -> None:
     assert repr(predictor()) == "Predictor('mu/16', no head, images of 8x8, on cpu)"
 
 
+def test_a_source_says_what_it_is() -> None:
+    source = vitkit.open_data("digits:val[:50]")
+    source.class_names = (SCRIPT, *source.class_names[1:])
+    page = source._repr_html_()
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert "digits:val[:50]" in page and "10: " in page and "and 5 more" in page
+
+
 def test_results_import_no_torch() -> None:
     code = "import sys, vitkit.results; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

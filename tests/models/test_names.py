@@ -437,6 +437,11 @@ def test_create_model_makes_untrained_models_only() -> None:
         str(error.value)
         == "create_model returns untrained models; to load weights, use vitkit.load('B/16@augreg')"
     )
+    with pytest.raises(InputError) as raised:
+        create_model("vit_tiny_patch16_224.augreg_in21k")
+    assert str(raised.value).endswith(
+        "; to load weights, use vitkit.load('vit_tiny_patch16_224@augreg_in21k')"
+    )
     model = vitkit.create_model("mu/16", num_classes=3, image_size=32, channels=1)
     assert model.config == model_config("mu/16", num_classes=3, image_size=32, channels=1)
 

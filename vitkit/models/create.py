@@ -20,8 +20,9 @@ from vitkit.settings import ModelSettings
 
 def create_model(name: str, **settings: Unpack[ModelSettings]) -> Model:
     """Return an untrained model by its name in either dialect; `settings` are fields of its config."""
-    if "@" in name:
-        raise InputError(f"create_model returns untrained models; to load weights, use vitkit.load({name!r})")
+    if "@" in name or "." in name:  # timm separates the tag by a point
+        spec = name if "@" in name else name.replace(".", "@", 1)
+        raise InputError(f"create_model returns untrained models; to load weights, use vitkit.load({spec!r})")
     return build(model_config(name, **settings))
 
 

@@ -21,6 +21,7 @@ OTHER_WORDS: dict[str, str] = {
     "pos_embed": "positions",
     "no_embed_class": "use prefix_positions=False for no_embed_class=True",
     "reg_tokens": "registers",
+    "qkv_bias": "queries, keys and values always have biases, as in the official code",
     "init_values": "layer_scale",
     "fc_norm": "use final_norm='pooled' for fc_norm=True",
     "act_layer": "gelu",

@@ -161,6 +161,9 @@ def inspect_model(
                 progress=tell,
             )
     skipped = skipped_notes(found.unreadable, str(folder / RECORD))
+    if skipped and source is not None and num_images < len(source):
+        text = f"only {num_images:,} of {len(source):,} images were opened; --num-images opens more"
+        skipped.append(Note(text))
     notes += tuple(skipped)
     for line in skipped:
         tell_note(line)

@@ -303,7 +303,8 @@ def _load(spec: DataSpec, row: DataSet, arguments: Arguments, place: Place) -> A
         with redirect_stdout(sys.stderr):
             return getattr(datasets, row.kind)(place.root, **arguments)
     except Exception as error:  # torchvision's readers and downloads raise all kinds
-        cause = place.named(first_line(error))
+        gone = error.filename if isinstance(error, FileNotFoundError) else None
+        cause = place.named(f"'{gone}' is missing" if gone else first_line(error))
         is_missing = any(words in cause for words in ("Dataset not found", "not present in the root"))
         if is_missing and not downloads:
             raise Absent(missing) from error
