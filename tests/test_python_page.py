@@ -39,6 +39,7 @@ def test_the_page_runs() -> None:
     assert names["vectors"].shape == (2, 192) and names["tokens"].shape == (2, 65, 192)
     assert names["run"].status == names["tuned"].status == names["own"].status == "done"
     assert names["trained"].model.module.fc.weight.shape == (10, 16)
+    assert names["record"].tokens[0].shape == (2, 64, 16) and names["record"].features.shape == (2, 16)
     assert Path("my-digits/model.safetensors").is_file()
     assert names["result"].num_train == 32 and names["result"].num_test == 8
     assert vitkit.open_data(names["Scans"]()).class_names == ("empty", "full")

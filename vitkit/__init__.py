@@ -1,4 +1,4 @@
-"""Vision Transformers, whole: the public names, each loaded on first use."""
+"""The complete Vision Transformer in PyTorch: the public names, each loaded on first use."""
 
 from __future__ import annotations
 

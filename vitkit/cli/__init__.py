@@ -158,7 +158,7 @@ def vit(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Vision Transformers, whole."""
+    """The complete Vision Transformer in PyTorch."""
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
