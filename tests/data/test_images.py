@@ -291,7 +291,9 @@ def test_pillows_warnings_are_not_shown(tmp_path: Path) -> None:
 def test_missing_files_folders_and_wrong_types(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="^cannot read nowhere.png: No such file or directory$"):
         read_image("nowhere.png")
-    with pytest.raises(InputError, match=r"it is a folder; vitkit\.predict\(MODEL, FOLDER\) reads all images in it$"):
+    with pytest.raises(
+        InputError, match=r"it is a folder; vitkit\.predict\(MODEL, FOLDER\) reads all images in it$"
+    ):
         read_image(tmp_path)
     with pytest.raises(InputError, match="not int$"):
         read_image(3)  # type: ignore[arg-type]
@@ -452,7 +454,9 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
     assert find_images(tmp_path) == [tmp_path / "a.png"]
 
 
-@pytest.mark.parametrize("images", [Image.new("RGB", (2, 2)), [Image.new("RGB", (2, 2))], np.zeros((2, 2, 3))])
+@pytest.mark.parametrize(
+    "images", [Image.new("RGB", (2, 2)), [Image.new("RGB", (2, 2))], np.zeros((2, 2, 3))]
+)
 def test_find_images_refuses_images_in_memory(images: Any) -> None:
     with pytest.raises(InputError, match=r"^expected files or folders, not (Image|ndarray); vitkit.load"):
         find_images(images)

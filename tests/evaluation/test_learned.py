@@ -129,6 +129,8 @@ def test_images_that_moved_into_another_split_since(trained: str, tuned: str, ki
 def test_images_that_were_skipped_were_not_learned_from(tuned: str) -> None:
     learned = open_data("./photos:train")
     with RunFolder(tuned, read_record(tuned, "finetune")["settings"], kind="finetune") as folder:
-        folder.update(unreadable=[{"image": learned.where(0), "reason": "it is empty", "data": "./photos:train"}])
+        folder.update(
+            unreadable=[{"image": learned.where(0), "reason": "it is empty", "data": "./photos:train"}]
+        )
     [line] = warnings(tuned, "./photos:all")
     assert line.startswith(f"{tuned} was trained on 15 of these images")

@@ -247,7 +247,7 @@ def _fault(part: SplitImages) -> str:
 
 
 def _open(spec: DataSpec | Source) -> tuple[list[tuple[Source, bool]], list[str]]:
-    """Return the splits to report on, or the one that is asked for and, marked False, those to compare it with.
+    """Return the splits to report on; of a DATA with a split, that split and, marked False, those to compare it with.
 
     Also what is wrong with splits that can't be opened.
     """

@@ -30,7 +30,7 @@ class Index:
     """An index of the rows of a file of embeddings."""
 
     def __init__(self, embeddings: Embeddings, progress: Progress | None = None) -> None:
-        """Open the index of a file, or build it; progress: told how many rows are in it, and of how many."""
+        """Open the index of a file, or build it; progress: called with the number of rows in it, and their total."""
         faiss = _faiss()
         self.embeddings = embeddings
         path = _path(embeddings)
@@ -86,7 +86,7 @@ def _path(embeddings: Embeddings) -> Path:
 
 
 def _read(faiss: Any, path: Path, embeddings: Embeddings) -> Any:
-    """Return an index that was kept; None where there is none, or a damaged one."""
+    """Return an index that was kept; None if it is missing or damaged."""
     if not path.is_file():
         return None
     try:

@@ -65,7 +65,7 @@ def frozen_features(
 ) -> Features:
     """Return the features of the images of DATA; those that the cache has are not computed.
 
-    progress: told how many of the others are done, and of how many.
+    progress: called with the number of the others that are done, and their total.
     judge: whether too many unreadable images are an error; the caller may know of more images than these.
     """
     rule = bad_images if isinstance(bad_images, BadImageRule) else BadImageRule(bad_images)

@@ -28,7 +28,7 @@ class SimilarPairs(NamedTuple):
 def similar_pairs(rows: Tensor, at_least: float, progress: Progress | None = None) -> Iterator[SimilarPairs]:
     """Yield the pairs of rows whose cosine similarity is high enough; the rows have length one.
 
-    progress: told how many pairs are compared, and of how many.
+    progress: called with the number of pairs compared, and their total.
     """
     count = len(rows)
     done, total = 0, count * (count - 1) // 2

@@ -96,7 +96,7 @@ class Measures(Result):
     macro_f1: float | None = None
     calibration_error: float | None = None
     calibration_by_chance: float | None = None
-    "What a perfectly calibrated model with these confidences would have on average, with so many images."
+    "What a perfectly calibrated model with these confidences would have on average, on this number of images."
     mean_average_precision: float | None = None
     per_class: tuple[ClassScore, ...] | tuple[ClassPrecision, ...] | None = None
     confusion: dict[str, dict[str, int]] | None = None

@@ -36,7 +36,7 @@ class Calibration(FittedTemperature):
     "Calibration error of the same logits at temperature 1; None for multi-label data."
     error_after: float | None = None
     error_by_chance: float | None = None
-    "What a perfectly calibrated model with these confidences would have on average, with so many images."
+    "What a perfectly calibrated model with these confidences would have on average, on this number of images."
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:

@@ -41,7 +41,7 @@ PART_NAMES = {"mlp": "MLP", "qkv": "Queries, keys, values"}
 
 @dataclass(frozen=True)
 class AttentionDistance(Result):
-    """Mean attention distances in pixels, over so many images; uniform is that of even attention."""
+    """Mean attention distances in pixels, over a number of images; uniform is that of uniform attention."""
 
     images: int
     uniform: float

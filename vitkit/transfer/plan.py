@@ -434,7 +434,7 @@ def cut_train(source: Source, percent: int) -> TrainDev:
 
 
 def open_val(source: Source, splits: Sequence[str], measured: Source) -> Source | None:
-    """Return the data's own val split to choose by; None where there is none or it is what is reported on."""
+    """Return the data's own val split to choose by; None if it has none, or if it is reported on."""
     assert source.spec is not None
     whole = source.spec.whole
     if source.split != "train" or "val" not in splits:

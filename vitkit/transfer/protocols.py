@@ -109,7 +109,7 @@ def named_rule(spec: DataSpec) -> TrainingRule | None:
 
 
 def hyper_rule(num_images: int, area: int) -> TrainingRule:
-    """Return BiT-HyperRule's length and resolution for a data set of so many images of so many pixels."""
+    """Return BiT-HyperRule's length and resolution for a number of images and their typical area in pixels."""
     size = 128 if area < 96 * 96 else 384
     origin = f"BiT-HyperRule for {num_images:,} images"
     if num_images < 20_000:
