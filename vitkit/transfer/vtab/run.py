@@ -349,8 +349,10 @@ def train_task(
 
         def make() -> Plan:
             plan = make_plan(start, opened(train), every, device, measured=opened(test))
+            # Its protocol and settings have other names here, and are said at the start for all tasks.
             for note in plan.notes if is_first else ():
-                listener.note(note)
+                if kind_of(note) != "protocol":
+                    listener.note(note)
             return plan
 
         result = run_finetuning(
