@@ -335,8 +335,8 @@ def test_a_run_resumes_without_a_removed_image_when_that_is_accepted(tmp_path: P
     with pytest.raises(InputError) as error:
         tiny_runs.run_tiny(run, *changes)
     assert str(error.value) == (
-        f"the data has 17 images, and {run} started with 20: --accept data (accept='data' in Python) resumes with those "
-        "that are there now, --force (force=True) starts over"
+        f"the data has 17 images, and {run} started with 20: --accept data (accept='data' in Python) resumes with the "
+        "current images, --force (force=True) starts over"
     )
     with pytest.raises(
         InputError, match="^--accept is 'dta'; expected data, which accepts added and removed images$"
