@@ -427,7 +427,8 @@ def test_a_quick_run_has_a_step_that_changes_something(model: str) -> None:
 @pytest.mark.usefixtures("tuned")
 def test_another_request_in_the_same_run_is_refused(model: str) -> None:
     with pytest.raises(
-        InputError, match=r"^runs/run holds a run with other settings: seed is unset there, 3 here; choose another --run, or"
+        InputError,
+        match=r"^runs/run holds a run with other settings: seed is unset there, 3 here; choose another --run, or",
     ):
         finetune(model, DATA, [*PAPER, "seed=3"], run="run", device="cpu")
     Path("runs/busy").mkdir()
