@@ -346,8 +346,8 @@ def test_a_fine_tuning_resumes_after_a_file_is_removed() -> None:
     with pytest.raises(InputError) as error:
         finetune("model", "./photos", QUICK, **options)
     assert str(error.value) == (
-        "the data has 71 images, and runs/run started with 72: --accept data (accept='data' in Python) resumes with those "
-        "that are there now, --force (force=True) starts over"
+        "the data has 71 images, and runs/run started with 72: --accept data (accept='data' in Python) resumes with the "
+        "current images, --force (force=True) starts over"
     )
     result = finetune("model", "./photos", QUICK, accept=("data",), **options)
     assert result.status == "done" and result.train_images == 70

@@ -274,8 +274,8 @@ def test_a_run_says_which_model_it_is_and_what_may_surprise(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("steps", "advised"), [(25_000, "0.9996"), (1000, "0.99"), (20, "0.5")])
 def test_advice_on_averaging_can_be_followed(steps: int, advised: str) -> None:
-    parts: Any = types.SimpleNamespace(periods=types.SimpleNamespace(total=steps))
-    said = next(estimate._surprises(resolve("digits", ["average=0.9999"]), parts))
+    config = resolve("digits", ["average=0.9999"])
+    said = next(estimate._surprises(config, config.model, steps))
     assert said.endswith(f"average={advised} spans a tenth of it")
     assert resolve("digits", [f"average={advised}"]).average == float(advised)
 

@@ -101,7 +101,8 @@ def test_files_that_are_not_there_are_an_error(tmp_path: Path, source: str, mess
     assert message.replace("{root}", str(tmp_path)) in str(error.value)
 
 
-def test_urls_name_files_too() -> None:
+def test_urls_name_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     store = fsspec.filesystem("memory")
     for name in ("train-0.tar", "train-1.tar", "val-0.tar", "note.txt"):
         store.pipe_file(f"/urls/{name}", b"")
