@@ -557,13 +557,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     everything = ["bars", "latency", "merge", "kernels", "profile", "peaks"]
-    parser.add_argument("parts", nargs="*", choices=[*everything, "show"], default=everything)
+    parser.add_argument("parts", nargs="*", choices=[*everything, "show"])
     parser.add_argument("--out", type=Path, default=RESULTS.parent, help="folder that gpu.json is written to")
     parser.add_argument("--results", type=Path, default=RESULTS, help="results so far")
     parser.add_argument("--minutes", type=float, default=9.0, help="no cell begins after so many")
     parser.add_argument("--again", action="store_true", help="measure again what failed")
     parser.add_argument("--tiny", action="store_true", help="small models on a CPU, to try the code")
     arguments = parser.parse_args()
+    arguments.parts = arguments.parts or everything
     sys.exit(show(arguments) if "show" in arguments.parts else run(arguments))
 
 
