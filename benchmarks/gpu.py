@@ -557,7 +557,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     everything = ["bars", "latency", "merge", "kernels", "profile", "peaks"]
-    parser.add_argument("parts", nargs="*", choices=[*everything, "show"])
+    # argparse of Python 3.11 refuses an empty list where there are choices.
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(everything)} (default: all), or show")
     parser.add_argument("--out", type=Path, default=RESULTS.parent, help="folder that gpu.json is written to")
     parser.add_argument("--results", type=Path, default=RESULTS, help="results so far")
     parser.add_argument("--minutes", type=float, default=9.0, help="no cell begins after so many")
@@ -565,6 +566,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small models on a CPU, to try the code")
     arguments = parser.parse_args()
     arguments.parts = arguments.parts or everything
+    if unknown := set(arguments.parts) - {*everything, "show"}:
+        parser.error(f"no such part: {', '.join(unknown)}")
     sys.exit(show(arguments) if "show" in arguments.parts else run(arguments))
 
 
