@@ -148,11 +148,12 @@ def test_training_turns_a_photo_as_prediction_does(segments: tuple[bytes, ...]) 
 
 
 FUZZ = """
-import io, resource, sys, time
+import io, sys, time
 import numpy as np
 from PIL import Image
 from vitkit import InputError
 from vitkit.data.decode import decode
+from vitkit.timing.memory import status
 
 random = np.random.default_rng(int(sys.argv[2]))
 photo = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8)).resize((160, 120), Image.Resampling.BICUBIC)
@@ -166,7 +167,7 @@ for picture in (photo.convert("RGBA"), Image.fromarray(np.asarray(photo.convert(
     file = io.BytesIO()
     picture.save(file, "PNG")
     seeds.append(file.getvalue())
-before, decoded, refused, slowest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0, 0, 0.0
+decoded, refused, slowest = 0, 0, 0.0
 for number in range(int(sys.argv[1])):
     data = bytearray(seeds[number % len(seeds)])
     match number // len(seeds) % 4:
@@ -190,8 +191,7 @@ for number in range(int(sys.argv[1])):
         assert "\\n" not in str(error)
         refused += 1
     slowest = max(slowest, time.perf_counter() - began)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(decoded, refused, slowest, peak)
+print(decoded, refused, slowest, status("VmHWM"))
 """
 
 
