@@ -20,7 +20,7 @@ def stand_for_every_model(
     class_names: tuple[str, ...] | None,
     note: str,
 ) -> SimpleNamespace:
-    """Let `vitkit.load` find this model whatever the name; `asked` has what it was asked for."""
+    """Let `vitkit.load` find this model under any name; `asked` has what it was asked for."""
     found = SimpleNamespace(
         model=model,
         preprocessing=preprocessing,

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the answers agree: schemathesis asks whatever the document allows, and what it does not."""
+"""The OpenAPI document and the answers agree: schemathesis asks what the document allows and what it doesn't."""
 
 from __future__ import annotations
 

@@ -499,7 +499,7 @@ def test_a_sweep_ranks_what_it_keeps() -> None:
     heads = [replace(row, kept=HEAD_ALONE) for row in rows]
     said = [note for tried in (rows, rows[:2], heads) for note in notes_on_rates(tried)]
     assert "2 learning rates did equally well" in said[0] and "at the end of the grid" in said[1]
-    assert said[2] == "the head alone did best on the dev split, whatever the learning rate"
+    assert said[2] == "the head alone did best on the dev split, at every learning rate"
 
 
 @pytest.mark.usefixtures("tuned")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from vitkit.evaluation.fewshot import fewshot
 from vitkit.evaluation.knn import knn
 from vitkit.evaluation.probe import probe
 from vitkit.evaluation.run import evaluate
-from vitkit.files import take_lock, write_file
+from vitkit.files import take_lock, write_json
 from vitkit.notes import Note, kind_of
 from vitkit.progress import Progress
 from vitkit.results import from_json
@@ -112,7 +111,7 @@ def _measure(job: Job, measure: MeasureConfig, tell: Tell, tune: Tune) -> None:
         "seconds": time.perf_counter() - began,
     }
     made = job.path / MEASURED / measure.word
-    write_file(made.with_name(f"{measure.word}.json"), json.dumps(document, indent=2, allow_nan=False) + "\n")
+    write_json(made.with_name(f"{measure.word}.json"), document)
     # Of a fine-tuning, only its records are of use.
     for folder in {path.parent for path in made.rglob("model.safetensors")} | {*made.rglob("checkpoints")}:
         shutil.rmtree(folder)

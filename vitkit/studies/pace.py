@@ -19,7 +19,7 @@ from vitkit.data.open import open_data
 from vitkit.data.sources.source import Source, Subset
 from vitkit.data.spec import as_spec
 from vitkit.evaluation.passes import SourcePass
-from vitkit.files import write_file
+from vitkit.files import write_json
 from vitkit.models.configs import ModelConfig
 from vitkit.results import Result, from_json
 from vitkit.runs.records import read_object
@@ -94,7 +94,7 @@ class Paces:
         if key not in self._all:
             pace = measure_pace(config, model, source, self.world)
             self._all = {**read_object(self.path), key: pace.to_json()}
-            write_file(self.path, json.dumps(self._all, indent=1) + "\n")
+            write_json(self.path, self._all)
 
     def _key(self, config: TrainConfig, model: ModelConfig) -> str:
         """Return what a pace depends on, as one word."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitkit.errors import InputError
-from vitkit.files import write_file
+from vitkit.files import write_json
 from vitkit.results import Result, from_json
 from vitkit.runs.records import read_object
 from vitkit.studies.charts import EVERY, FittedLaw
@@ -65,7 +64,7 @@ def keep_predictions(
             found.append(Prediction(*key, law.predicted, law.low, law.high, known))
     if found:
         document = {"predictions": [one.to_json() for one in found]}
-        write_file(folder / FILE, json.dumps(document, indent=2, allow_nan=False) + "\n")
+        write_json(folder / FILE, document)
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty
 
 from vitkit.config import to_dict
-from vitkit.files import write_file
+from vitkit.files import write_json
 from vitkit.machine import num_cores
 from vitkit.notes import Note, say
 from vitkit.runs.reading import finite, mapping
@@ -54,7 +54,7 @@ def best_sharing(runs: Sequence[StudyRun], folder: Path, site: Site, progress: b
             say(Note("measuring how many runs share a GPU best", "progress"))
         rates = site.call(measure_rates, config, counts, site.device)
         content = {**key, "images_per_second": rates}
-        write_file(folder / FILE, json.dumps(content, indent=2) + "\n")
+        write_json(folder / FILE, content)
     best = fastest({count: rate for count, rate in rates.items() if count in counts})
     if progress:
         found = ", ".join(f"{rate:,.0f} with {count}" for count, rate in rates.items())
@@ -128,11 +128,15 @@ def measure_rates(config: TrainConfig, counts: Sequence[int], device: str) -> di
 
 def _steps_per_second(crew: Sequence[Worker], reports: Reports) -> float | None:
     """Return the steps per second of all workers at once, after their first steps; None if one of them ends."""
-    begun, patience = None, time.monotonic() + PATIENCE
+    counting_since, patience = None, time.monotonic() + PATIENCE
     warm: dict[Worker, int] = {}
     heard: dict[Worker, list[tuple[float, int]]] = {worker: [] for worker in crew}
     while (now := time.monotonic()) < patience:
-        if begun is not None and now - begun >= SECONDS and all(len(each) > 1 for each in heard.values()):
+        if (
+            counting_since is not None
+            and now - counting_since >= SECONDS
+            and all(len(each) > 1 for each in heard.values())
+        ):
             return sum(
                 (each[-1][1] - each[0][1]) / max(each[-1][0] - each[0][0], 1e-9) for each in heard.values()
             )
@@ -144,10 +148,10 @@ def _steps_per_second(crew: Sequence[Worker], reports: Reports) -> float | None:
             return None
         if report["kind"] != "step":
             continue
-        if begun is not None:
+        if counting_since is not None:
             heard[worker].append((time.monotonic(), report["step"]))
             continue
         warm[worker] = report["step"]
         if len(warm) == len(crew) and min(warm.values()) >= WARM:
-            begun = time.monotonic()
+            counting_since = time.monotonic()
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from vitkit.config import Bounds, Changes
 from vitkit.errors import InputError, did_you_mean
 from vitkit.figures import numbers
 from vitkit.figures.chart import Chart, as_csv, png, svg, svg_file
-from vitkit.files import check_output, write_file
+from vitkit.files import check_output, json_text, write_file
 from vitkit.markup import Html
 from vitkit.page import NOTHING, element, facts, figure, fold, page, section, table
 from vitkit.results import Result
@@ -125,7 +124,7 @@ def show_study(
         sum(row.exaflops for row in rows),
         sum(row.device_hours for row in rows),
     )
-    contents[RESULTS] = json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"
+    contents[RESULTS] = json_text(result.to_json())
     contents[PAGE] = _page(found, result, charts, drawn, tables)
     for name, content in contents.items():
         write_file(target / name, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import threading
 import time
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vitkit.files import write_file
+from vitkit.files import write_json
 from vitkit.runs.reading import finite
 from vitkit.runs.records import RECORD, read_object
 from vitkit.studies.jobs import Tell
@@ -83,7 +82,7 @@ class Meter:
             return
         busy = statistics.fmean(self.looks) if self.looks else None
         now = read_usage(self.path).joined(Usage(seconds, self.sharing, busy))
-        write_file(self.path / FILE, json.dumps(asdict(now), indent=2) + "\n")
+        write_json(self.path / FILE, asdict(now))
 
     def _look(self) -> None:
         import torch

@@ -420,7 +420,7 @@ def notes_on_rates(tried: Sequence[TriedRate]) -> Iterator[Note]:
         return
     best = choose_rate(tried)
     if all(row.kept == HEAD_ALONE for row in equal):
-        yield Note("the head alone did best on the dev split, whatever the learning rate")
+        yield Note("the head alone did best on the dev split, at every learning rate")
     elif len(equal) > 1:
         text = f"{len(equal)} learning rates did equally well on the dev split; the middle one, {best:g}, is used"
         yield Note(text)
